@@ -9,7 +9,7 @@ HUGGINGFACE := .venv-huggingface
 # a worker gets whole files, so that what their tests share is made once; one thread for each: two workers with two
 # threads each are slower than two with one
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
+# of onnxruntime, where a script imports it before normdeploy (docs/reference/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
 .PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish fleet-kills test-matrix huggingface quantization install clean

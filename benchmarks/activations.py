@@ -1,11 +1,13 @@
-"""Compare hand-written activations with the standard nodes that replace them, in onnxruntime on the CPU. The results
-decide which nodes `normdeploy.rewriting.activation_fusion` writes.
+"""Compare hand-written activations with the standard nodes that replace them, in onnxruntime on the CPU.
 
-``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each activation is a module as people
-write it, exported by torch (opset 21), and the same file after `normdeploy.optimize`. Both run in five sessions, all in
-turns in random order, with one thread and onnxruntime's optimizer on; times are processor time. A ratio is the mean
-time of the node's sessions over that of the others, with the smallest and largest ratio of a session; below 1 the node
-is faster. Errors are the largest differences from the module in float64, for inputs of a normal distribution times 3.
+The results decide which nodes `normdeploy.rewriting.activation_fusion` writes.
+
+``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each activation is a hand-written
+module. It is exported by torch (opset 21), and the exported file is optimized by `normdeploy.optimize`. Both files run
+in five sessions each, in turns in random order, with one thread and with onnxruntime's optimizer on. Times are
+processor times. A ratio is the mean time of the optimized file over the mean time of the exported file. The smallest
+and largest ratio of a session are given too. If the ratio is below 1, the node is faster. Errors are the largest
+differences from the module in float64, for inputs of a normal distribution times 3.
 
 Softplus, Mish and the sigmoid stay unchanged; they are timed next to the nodes that could replace them. The script
 exits with 1 if a node is slower than the nodes it replaces.
@@ -33,7 +35,8 @@ from normdeploy.verbs.bench.machine_info import describe_machine
 from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results") / "activations.md"
-# Two sessions of one file differ by a few percent, as long as they live.
+# Number of sessions per file. The times of two sessions of one file differ by a few percent, for as long as the
+# sessions exist.
 SESSIONS = 5
 SHAPES = ((128, 384), (128, 3072))
 ROUNDS = 40
@@ -59,7 +62,7 @@ LEFT: dict[str, tuple[Function, Function]] = {
 
 
 class Written(nn.Module):
-    """Function as a module."""
+    """Module that applies a function."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -98,7 +101,7 @@ def row(name: str, function: Function, other: Function | None, shape: tuple[int,
         other: function to use as the node; None for the result of `normdeploy.optimize`.
 
     Returns:
-        a row of the table, and whether the node is at least as fast.
+        a row of the table, and True if the node is at least as fast.
     """
     torch.manual_seed(0)
     x = 3 * torch.randn(*shape)

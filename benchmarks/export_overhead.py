@@ -1,5 +1,5 @@
-"""Measure the cost of fusing, proving and cleaning up: normdeploy's export against the bare exporter's, in processor
-time and peak memory.
+"""Measure the cost of fusing, proving and cleaning: the processor time and peak memory of normdeploy's export.
+Both are compared with torch's exporter.
 
     python -m benchmarks.export_overhead [PAIRS] [PART OF A NAME …]        default: 3, all
 
@@ -64,7 +64,7 @@ def named(name: str) -> Subject:
     return next(s for s in (*SUBJECTS, *LIBRARIES) if s.name == name)
 
 
-# With the bound on the ratio of times, and the number of norms that are rewritten.
+# Models, each with the bound on the ratio of times and the expected number of rewritten norms
 
 MODELS: tuple[tuple[Subject, float, int], ...] = (
     (Subject("BERT, 12 layers, norms by hand", bert, sentences, images=False), 1.2, 25),

@@ -1,4 +1,4 @@
-"""Record the outputs and messages of the toolkit before a refactoring, and compare them afterwards.
+"""Record outputs and messages of normdeploy before a refactoring, and compare them afterwards.
 
     python -m benchmarks.frozen write FOLDER
     python -m benchmarks.frozen compare FOLDER [--only TEXT]        exits with 1 and a list if anything differs
@@ -6,8 +6,8 @@
 For each model in ``models/`` (every fifth spelling) it records: the file that ``export`` writes; the result of
 ``optimize`` on torch's bare file for each runtime, with ``--fuse portable`` and in half precision; the findings of
 each; and the output of ``inspect``. For the command line it records the help of each verb and the answers to wrong
-usage. Seconds, the machine's version and folders are left out. A move or a merge changes none of this; if a fix does,
-its commit names the change.
+usage. Durations, versions and folders of the machine are left out. A refactoring must change nothing of the record. If
+a fix changes the record, its commit names the change.
 """
 
 from __future__ import annotations

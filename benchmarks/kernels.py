@@ -2,11 +2,12 @@
 
     python benchmarks/kernels.py [--ops NAME ...] [--dtypes fp16 bf16 fp32] [--mib 256] [--dry-run]
 
-For each op, type and size, events measure the time of one call, the median of many. Buffers are rotated so that nothing
-is found in the cache (together at least four times the L2). The GPU is kept busy while the calls are queued, so it
-never waits for Python. ``share`` is the bytes that must be read and written, over the time, over the bandwidth of a
-device-to-device copy measured in the same run. Every tactic of ours is timed: ``default`` is the first, ``best`` is
-TensorRT's choice. All contestants compute the same in one run, and their outputs are compared.
+For each op, type and size, CUDA events measure many calls, and the median is reported. Calls rotate through buffers
+that together have at least four times the size of the L2 cache, so that no call finds its data in the cache. The GPU is
+kept busy while the calls are queued, so it never waits for Python. ``share`` is the reached share of the memory
+bandwidth. It is the number of bytes that must be read and written, divided by the time and by the bandwidth of a
+device-to-device copy in the same run. Every tactic of our kernels is timed: ``default`` is the first tactic, and
+``best`` is the tactic that TensorRT would choose. The outputs of all contestants are compared.
 
 Writes ``benchmarks/results/kernels.json``, ``kernels.md`` and, if matplotlib is installed, ``kernels.png``. Two options
 need no GPU: ``--dry-run`` compiles every kernel and lists the runs, ``--page`` writes the page and the plot from
@@ -34,7 +35,7 @@ from normdeploy_plugins.ops import BY_NAME
 RESULTS = Path(__file__).parent / "results"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 STORED = DTYPES | {"i8": torch.int8, "fp8e4nv": torch.float8_e4m3fn}
-# Of the ops that quantize, one of each kind: a given scale, and a scale for each row.
+# Quantizing ops that are timed, one of each kind: with a scale as input, and with a computed scale per row
 QUANTIZING = ("LayerNormQuantize", "RMSNormDynamicQuantize")
 REPEATS = 60
 EPS = 1e-5

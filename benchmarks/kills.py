@@ -2,10 +2,10 @@
 
     python -m benchmarks.kills --kills 200 --verbs export optimize build package
 
-Each verb overwrites its own earlier output, for two models in turn. Half of the kills are spread over the time of a run
-and a little more, half over the part in which it writes. A kill hits the process with all its children. After each kill
-the output must be the earlier one or the run's complete result. At the end, one more run must leave nothing in the
-folder but its output.
+Each verb overwrites its earlier output, for two models in turn. Half of the kills are spread over the whole time of a
+run and a little more, and half over the time in which it writes. A kill ends the process and all its children. After
+each kill, the output must be the earlier output or the complete new output. At the end, one more run must leave only
+its output in the folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.forked import Server, server
 
 RESULTS = Path(__file__).parent / "results" / "kills.md"
-# Floats of each of the model's two weights: writing them takes long enough for a kill to hit.
+# Number of floats of each of the model's two weights. Writing them takes long enough for a kill to hit.
 SIZE = 1 << 21
 
 ENDS = ("left as before", "left the new output", "had ended before the kill")
@@ -44,7 +44,7 @@ class Tally:
     """Results for one verb.
 
     Attributes:
-        seconds: of an undisturbed run.
+        seconds: duration of an undisturbed run.
         most_left: largest number of files besides the output.
         left: files besides the output after the last, complete run.
     """

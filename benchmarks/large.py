@@ -1,16 +1,17 @@
-"""Run a model of more than 2.2 GB through every stage: peak memory, bytes written, and the longest pause of the
-progress bar.
+"""Run a model of more than 2.2 GB through every stage.
+
+Measured are peak memory, bytes written, and the longest pause of the progress bar.
 
     python benchmarks/large.py [GIGABYTES] [FOLDER]       default: 2.4, a temporary folder
 
 The model has linear layers and hand-written layer norms with random float32 weights, saved as a .pt2. Then ``export``,
-``optimize``, ``verify`` and ``build`` run, each in a fresh process on its own terminal. The bar pauses while neither
-its stage nor its length changes (its clock and its pulse go on). Memory is sampled every 50 ms over the process and its
-children from ``smaps_rollup``: owned memory (Pss_Anon + Pss_Shmem), and everything mapped (Pss, which includes pages of
-mapped files that the system can reclaim). Written bytes are those of write calls. Writes
-``benchmarks/results/large.md``.
+``optimize``, ``verify`` and ``build`` run, each in a fresh process on its own terminal. A pause is a time in which
+neither the stage nor the length of the bar changes, although its clock and its pulse go on. Memory is sampled every 50
+ms over the process and its children from ``smaps_rollup``: owned memory (Pss_Anon + Pss_Shmem), and everything mapped
+(Pss, which includes pages of mapped files that the system can reclaim). Written bytes are the bytes of write calls.
+Writes ``benchmarks/results/large.md``.
 
-The measure: at most 3 × the model's size owned, and at most one copy written per step.
+The requirements: owned memory of at most 3 × the model's size, and at most one written copy of the model per step.
 """
 
 from __future__ import annotations

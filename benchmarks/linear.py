@@ -1,4 +1,6 @@
-"""Measure time and memory over the size of the graph: chains of MatMul and hand-written layer norms.
+"""Measure how time and memory grow with the size of the graph.
+
+The graphs are chains of MatMul and hand-written layer norms.
 
     python benchmarks/linear.py [--python OTHER] [NODES ...]        default: 5000 20000 100000
 
@@ -8,8 +10,8 @@ Each tool runs alone in a separate process, one after the other: graphsurgeon's 
 one thread, so that other load on the machine counts less; ``norms`` is the number of norms that end as one node. Writes
 ``benchmarks/results/linear.json`` and, if matplotlib is installed, ``linear.png``.
 
-The measure: 100,000 nodes in at most 3 times graphsurgeon's time or 20 s, whichever is more, and in at most 4 times its
-memory.
+The requirements for 100,000 nodes: at most 3 times graphsurgeon's time or 20 s, whichever is more, and at most 4 times
+graphsurgeon's memory.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 120
 NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization")
 WIDTH = 32
-# Nodes in a block: MatMul, then a layer norm in the (x − u)² spelling.
+# Number of nodes in a block: a MatMul, then a layer norm in the (x − u)² spelling
 BLOCK = 11
 
 

@@ -1,12 +1,13 @@
-"""Find the form of each norm that onnxruntime's CPU provider runs best, and its accuracy: the table behind ``--runtime
-onnxruntime``.
+"""Measure the time and accuracy of each form of each norm in onnxruntime's CPU provider.
+
+The results are the table that ``--runtime onnxruntime`` uses.
 
 ``python -m benchmarks.norm_forms`` writes ``normdeploy/forms/norm_forms.json``, which the package reads
 (`normdeploy.forms.measured_forms` describes how it chooses). It also writes ``benchmarks/results/norm_forms.md`` and
-``.json`` with each size. Times are medians with one thread, all forms of a norm in turns in random order. Errors are
-the largest absolute differences from float64, for standard normal inputs around an offset and for constant ones (0.3,
+``.json`` with each size. Times are medians with one thread; all forms of a norm run in turns in random order. Errors
+are the largest absolute differences from float64. The inputs are standard normal around an offset, or constant (0.3,
 like a zero image after a convolution with a bias). "allowed" is the larger of two values: twice the error of the
-decomposed form, and the error of statistics that are off by a few units of the largest element.
+decomposed form, and the error of statistics that are off by a few ulps of the largest element.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
         try:
             runs[form] = session(case.make_model(form), case.feeds())
             runs[form][1]()
-        # onnxruntime's exceptions share no base class.
+        # Catch every exception, because onnxruntime's exceptions share no base class.
         except Exception as error:
             runs.pop(form, None)
             refused[form] = shorten_ort_error(error)

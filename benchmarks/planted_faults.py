@@ -1,9 +1,8 @@
-"""Plant faults in a 12-layer encoder of MiniLM's size, and check that ``bisect`` names the right module; measure its
-time.
+"""Plant faults in a 12-layer encoder of MiniLM's size, and check that ``bisect`` names the right module.
 
 ``python -m benchmarks.planted_faults`` writes ``benchmarks/results/planted_faults.md``. Each fault is written into the
 exported file, in layer 5 of 0 to 11. The seconds include ``bisect`` and the writing of the reproduction, with one
-thread, on a machine that others used at the same time. The processor's own seconds are given too.
+thread, on a machine with other jobs. Processor seconds are given too.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Layer(nn.Module):
         self.query, self.key, self.value, self.mix = (nn.Linear(hidden, hidden) for _ in range(4))
         self.up, self.down = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
         self.attention_norm, self.output_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        # All weights differ, because the exporter stores equal ones once.
+        # Make all weights different, because the exporter stores equal weights once.
         for norm in (self.attention_norm, self.output_norm):
             nn.init.uniform_(norm.weight, 0.5, 1.5)
             nn.init.uniform_(norm.bias, -0.5, 0.5)

@@ -4,10 +4,10 @@ one thread.
 ``python -m benchmarks.race`` exports every model of ``models/`` twice, by ``torch.onnx.export(dynamo=True,
 optimize=True)`` and by ``normdeploy.export``. It compares both with the model in float64, and times them in turns in
 random order (`normdeploy.verbs.bench.timing`). It writes ``benchmarks/results/race.json``, ``race.md`` and, if
-matplotlib is installed, ``race.png``; with ``--only`` the other models stay in them. "faster" is the median over the
-rounds of the exporter's time over ours in the same round, with its 95 % interval. Times are processor time of the one
-thread, which other load on the machine affects less than wall time. Three norms are also raced alone at usual sizes:
-the measures.
+matplotlib is installed, ``race.png``; with ``--only``, the rows of other models stay. "faster" is the exporter's time
+divided by our time in the same round: the median over the rounds, with its 95 % interval. Times are processor time of
+the one thread, which other load on the machine affects less than wall time. Three norms are also timed as separate
+models at usual sizes. They have required speedups.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from normdeploy.verbs.bench.machine_info import MachineInfo, describe_machine
 from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results")
-# For any model of the list.
+# Minimum of "faster" for every model
 SLOWEST = 0.97
 UNIT = 2.0**-24
 

@@ -1,4 +1,4 @@
-"""Count the cost of the fused kernels on the CPU, and derive the reachable share of memory bandwidth: ESTIMATES.
+"""Estimate the share of memory bandwidth that the fused kernels can reach, from counts that need no GPU.
 
     python -m benchmarks.roofline [--types fp16] [--ops NAME ...]
 

@@ -35,7 +35,7 @@ from normdeploy.errors import InputError
 
 RESULTS = Path(__file__).with_name("results")
 SAMPLES = 96
-# Rows of 9,216 elements and more, whose sums lose digits in float32.
+# Input with rows of 9,216 elements and more, whose sums lose digits in float32
 LARGE = "x:float32[1,3,96,96]"
 IMAGE, TOKENS, ROWS = (
     "x:float32[batch=1:2:4,3,8,8]",
@@ -266,11 +266,11 @@ class Row:
     """Results for one net.
 
     Attributes:
-        ran: exports verified.
-        alarms: false alarms.
-        silent: nets with nothing to quantize, or without a usable budget.
-        nearest: largest error over the allowed one.
-        reasons: of the false alarms.
+        ran: number of exports that were verified.
+        alarms: number of false alarms.
+        silent: number of nets with nothing to quantize, or without a usable error budget.
+        nearest: largest ratio of an error and its allowed error.
+        reasons: reasons of the false alarms.
     """
 
     name: str

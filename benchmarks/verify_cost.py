@@ -45,12 +45,13 @@ from .architectures.catalogue import ARCHITECTURES, Architecture, declare_torchv
 RESULTS = Path(__file__).parent / "results" / "verify_cost.json"
 MOST_RATIO, MOST_SECONDS, MOST_MEMORY = 2.0, 60.0, 4.0
 EVERY = 6
-# Merged branches (MobileOne, RepViT, RepVGG), many channels (ResMLP), and every audio model.
+# Architectures that may be slow: merged branches (MobileOne, RepViT, RepVGG), many channels (ResMLP), and every audio
+# model
 SUSPECTS = (
     *("MobileOne", "RepViT", "RepVGG", "ResMLP", "Wav2Vec2 (group norm)", "Wav2Vec2 (layer norm)", "HuBERT", "WavLM"),
     *("Wav2Vec2 Conformer", "AST", "Whisper", "EnCodec", "DAC"),
 )
-# Wall seconds for one architecture, next to other jobs on the machine.
+# Time limit for one architecture in seconds of wall time, on a machine with other jobs
 _PATIENCE = 900.0
 
 
@@ -59,10 +60,10 @@ class Cost:
     """Cost of one architecture.
 
     Attributes:
-        parameters: in millions.
-        export: processor seconds.
-        verify: processor seconds.
-        memory: GiB of verify.
+        parameters: number of parameters in millions.
+        export: processor seconds of ``export``.
+        verify: processor seconds of ``verify``.
+        memory: memory of ``verify`` in GiB.
         revision: commit that was measured.
         failed: reason for a failure; "" if the cost was measured.
     """

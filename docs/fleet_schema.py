@@ -1,4 +1,4 @@
-"""Build the JSON Schema of ``fleet.toml``: its tables with the options of the verbs (`normdeploy.verb_options`).
+"""Build the JSON Schema of ``fleet.toml``. Its tables contain the options of the verbs (`normdeploy.verb_options`).
 
 ``python -m docs.schemas`` writes it next to the reports' schemas; `normdeploy.fleet.fleet_schema` reads it.
 """
@@ -26,7 +26,8 @@ VERBS: dict[str, tuple[type, ...]] = {
     "bench": (BenchOptions,),
     "package": (PackageOptions, LoadingOptions),
 }
-# Options that the fleet sets itself, and options for norms raced separately.
+# Verb → options that ``fleet.toml`` does not accept: options that the fleet sets, and options that benchmark single
+# norms.
 _SET = {
     "export": {"no_simplify"},
     "build": {"runtime", "compute_capability", "timing_cache"},
@@ -128,7 +129,7 @@ def _of(kind: Any, spelled: Option) -> dict[str, Any]:
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return _of(arguments[0], spelled)
     if typing.get_origin(kind) is list:
-        # A single value needs no list.
+        # A list of one value may be written as this value alone.
         return {"type": ["array", "string"], "items": _of(arguments[0], spelled)}
     if typing.get_origin(kind) is Literal:
         return {"enum": list(arguments)}

@@ -1,5 +1,5 @@
-"""Write ``reference.md``: every verb and option from the command line's help, every function from its signature and
-docstring.
+"""Write ``docs/reference/commands.md``. It lists every verb and option with the command line's help, and every function
+with its signature and docstring.
 
     python -m docs.reference
 
@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import normdeploy
 
-PAGE = Path(__file__).with_name("reference.md")
+PAGE = Path(__file__).parent / "reference" / "commands.md"
 
-_HEAD = """# Reference
+_HEAD = """# Commands and functions
 
 Written by `python -m docs.reference` from the command line's help and the docstrings; change those, not this page.
 

@@ -1,6 +1,6 @@
 """Run the code and the commands of a page in an empty folder, and write the commands' output into the page.
 
-    python -m docs.refresh docs/custom-norm.md docs/unet-block.md ...
+    python -m docs.refresh docs/tutorials/custom-norm.md docs/tutorials/unet-block.md ...
 
 All ```python blocks of a page run in one namespace. A block whose first line is a comment with a file name (``#
 net.py``) is saved under that name instead. In a ```console block each line that begins with ``$`` is run by bash, and
@@ -31,8 +31,8 @@ class Block:
     """Fenced block of a page.
 
     Attributes:
-        start: offset of its text in the page.
-        end: offset of the text's end.
+        start: offset in the page at which the block's text begins.
+            end: offset in the page at which the block's text ends.
     """
 
     language: str
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        """Return the name to save the block under; "" if it is to be run."""
+        """Return the file name under which the block is saved; "" if the block is run."""
         named = _FILE.match(self.text) if self.language == "python" else None
         return named[1] if named else ""
 
@@ -53,7 +53,7 @@ class Block:
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page that begin at the left margin.
+    """Find the fenced blocks of a page that begin at the left margin.
 
     Returns:
         iterator over the blocks.
@@ -77,7 +77,7 @@ def refreshed(page: str, where: str) -> str:
     """Run a page in the working folder.
 
     Returns:
-        the page with the output that its commands print here and now.
+        the page with the output that its commands print now.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     parts, done = [], 0
@@ -94,7 +94,7 @@ def _output(command: str) -> str:
     """Return the output of a command, ended by a newline; "" if it prints nothing.
 
     Raises:
-        RuntimeError: it failed in a way that no page should show.
+        RuntimeError: the command failed in a way that no page should show.
     """
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     own = {
@@ -115,7 +115,7 @@ def _output(command: str) -> str:
 
 
 def main(pages: list[str]) -> None:
-    """Refresh each page in a temporary folder of its own."""
+    """Refresh each page in a new temporary folder."""
     for name in pages:
         path = Path(name).resolve()
         with tempfile.TemporaryDirectory() as folder, chdir(folder):

@@ -208,7 +208,7 @@ class Package(TypedDict):
 
 DOCUMENTS: dict[str, type] = {"report": Report, "check": Check, "recheck": Recheck, "package": Package}
 """The schema's file -> what the document holds."""
-# Keys that are added to a value's fields when it is written.
+# Class → keys that are written in addition to its fields, with their types.
 _ADDED: dict[type, dict[str, Any]] = {
     Certificate: {"rounding_ok": {"type": ["boolean", "null"]}},
     Engine: {"proved": {"const": "built only"}},
@@ -236,7 +236,7 @@ def _schema(document: type) -> dict[str, Any]:
 
 
 def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a value with named fields: all of them are written, and later versions may add others."""
+    """Return the schema of a value with named fields. All fields are written, and later versions may add fields."""
     hints = typing.get_type_hints(cls)
     if dataclasses.is_dataclass(cls):
         hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
@@ -281,7 +281,7 @@ def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
     if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
         name = hint.__name__.removeprefix("_")
         if name not in defs:
-            # The type may contain itself.
+            # A class may contain itself, so its name is reserved before its fields are described.
             defs[name] = {}
             defs[name] = _object(hint, defs)
         return {"$ref": f"#/$defs/{name}"}

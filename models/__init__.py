@@ -1,4 +1,6 @@
-"""Normalizations that must deploy: every row of the project's table, their spellings, lookalikes and small nets.
+"""Define the models that tests export and optimize.
 
-Imports torch alone. ``models.registry`` lists everything as data; each module holds one family.
+They are the norms of the project's table (its rows), other spellings of these norms, lookalikes, and small nets.
+
+The package imports only torch. Each module has one family of models, and ``models.registry`` lists all of them.
 """

@@ -1,4 +1,6 @@
-"""Batch norm by hand (row S1b, and part of S1e): statistics of the batch in training, running statistics in eval.
+"""Define a hand-written batch norm (row S1b, and part of S1e).
+
+In training mode it uses the statistics of the batch. In eval mode it uses the running statistics.
 
 Source: Ioffe, Szegedy, "Batch Normalization", arXiv 1502.03167, algorithms 1 and 2.
 """
@@ -10,10 +12,12 @@ from torch import nn
 
 
 class BatchNorm2d(nn.Module):
-    """S1b: NCHW, statistics over (N, H, W), biased for the output AND for the running value (``nn.BatchNorm2d`` stores
-    the unbiased one).
+    """Batch norm S1b of NCHW, with statistics over (N, H, W).
 
-    ``momentum`` weighs the NEW value: running = (1 − momentum)·running + momentum·batch.
+    The variance is biased, for the output and for the running value. ``nn.BatchNorm2d`` stores an unbiased running
+    value.
+
+    ``momentum`` is the weight of the new value: running = (1 − momentum)·running + momentum·batch.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""Description of a listed model: how to make it, its inputs, and the expected result of deployment."""
+"""Describe a listed model: how to make it, its inputs, and the result that deployment must have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Size = int | tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Input:
-    """One positional input of ``forward``; integers are drawn from [0, high), floats from the standard normal."""
+    """One positional input of ``forward``.
+
+    Integers are drawn from [0, high), floats from the standard normal distribution.
+    """
 
     name: str
     dtype: str
@@ -31,16 +34,16 @@ class Input:
         """Return the concrete shape.
 
         Args:
-            dims: name -> size; a missing dim has its opt size.
+            dims: size of each dim by name; a missing dim has its opt size.
 
         Returns:
-            sizes.
+            the sizes.
         """
         chosen = dims or {}
         return tuple(size if isinstance(size, int) else chosen.get(size[0], size[2]) for size in self.shape)
 
     def sample(self, generator: torch.Generator, dims: Mapping[str, int] | None = None) -> torch.Tensor:
-        """Draw random values in this input's own dtype.
+        """Draw random values in the dtype of this input.
 
         Returns:
             tensor of the concrete shape.
@@ -56,10 +59,11 @@ class Case:
     """One model of the list.
 
     Attributes:
-        make: seeded; returns the module in eval mode with random parameters and running statistics.
-        expect: for each norm core in the order of the graph, the ONNX op type that it should become in the default
-            output: "folded" if no norm node is left, "A|B" if the standard has two equal nodes. Empty for a lookalike.
-        reason: for a lookalike the property that distinguishes it from a norm; else "".
+        make: returns the module in eval mode, with parameters and running statistics that are random but the same at
+            each call.
+        expect: for each norm, in the order of the graph, the ONNX op type that it must become. "folded" means that no
+            norm node remains. "A|B" means that either op is right. Empty for a lookalike.
+        reason: for a lookalike, the property that distinguishes it from a norm; "" for a norm.
     """
 
     name: str
@@ -72,26 +76,26 @@ class Case:
 
     @property
     def dynamic(self) -> bool:
-        """Return whether any dimension may be dynamic."""
+        """Return True if some dimension may be dynamic."""
         return any(not isinstance(size, int) for spec in self.inputs for size in spec.shape)
 
     @property
     def nodes(self) -> int:
-        """Return the number of norm nodes in the default output."""
+        """Return the number of norm nodes that the optimized model must have."""
         return len(self.expect) - self.expect.count("folded")
 
     def accepts(self, ops: Sequence[str]) -> bool:
-        """Check if the norm nodes' op types found in the output, in any order, are the expected ones.
+        """Check if the op types of the output's norm nodes are the expected types, in any order.
 
         Returns:
-            true if each expected node is matched by exactly one found op.
+            True if each expected op type matches exactly one op in ``ops``, and no op remains.
         """
         found = sorted(ops)
         wanted = sorted(entry for entry in self.expect if entry != "folded")
         if len(found) != len(wanted):
             return False
         left = list(found)
-        # Entries without alternatives choose first.
+        # Match the entries without alternatives first.
         for entry in sorted(wanted, key=lambda e: e.count("|")):
             match = next((op for op in left if op in entry.split("|")), None)
             if match is None:
@@ -104,9 +108,9 @@ def norm_ops(nodes: Sequence[onnx.NodeProto], grouped: bool) -> list[str]:
     """List the op types of the norm nodes.
 
     Args:
-        grouped: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization,
-            Reshape, and a BatchNormalization for gamma and beta, for which onnxruntime has kernels. That counts as one
-            GroupNormalization.
+        grouped: True if a group norm is expected. It may be written as nodes for which onnxruntime has kernels: a
+            Reshape, an InstanceNormalization or LayerNormalization, a Reshape, and a BatchNormalization for gamma and
+            beta. These count as one GroupNormalization.
 
     Returns:
         op types in the order of the nodes.
@@ -126,11 +130,12 @@ def _neutral(node: onnx.NodeProto) -> bool:
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Build a module in eval mode with random parameters and running statistics; torch's global generator stays
-    unchanged.
+    """Build a module in eval mode with random parameters and running statistics.
 
-    Constructors set norm parameters to constants (ones, zeros), which would hide a lost gamma or beta, so these are
-    drawn again.
+    The state of torch's global random generator does not change.
+
+    Constructors set the parameters of norms to ones and zeros. With such parameters, a rewrite that loses gamma or beta
+    would not be noticed. So these parameters are drawn at random.
 
     Returns:
         the module.
@@ -156,10 +161,10 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 def samples(
     case: Case, dtype: torch.dtype = torch.float32, dims: Mapping[str, int] | None = None, seed: int = 0
 ) -> tuple[torch.Tensor, ...]:
-    """Draw random inputs for ``case``; floating inputs have the type ``dtype``.
+    """Draw random inputs for ``case``. Floating-point inputs have the type ``dtype``.
 
     Returns:
-        one tensor for each input.
+        one tensor per input.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = (spec.sample(generator, dims) for spec in case.inputs)

@@ -1,7 +1,9 @@
-"""Run ``make demo``: real sentences, trained weights, five verbs of the command line, and equal similarities before and
-after.
+"""Run the demo of ``make demo``.
 
-Writes into ``demo/``: the model as PyTorch saves it, the ONNX file, the TensorRT-RTX engines, and the reports as JSON.
+The demo exports a trained sentence encoder, runs five verbs of the command line, and compares the similarities of real
+sentences before and after.
+
+It writes the saved PyTorch model, the ONNX file, the TensorRT-RTX engines and the JSON reports to ``demo/``.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SENTENCES = (
     "How do I reset my password?",
     "I forgot my login and can't get into my account.",
 )
-# About 16 operations in each of six layers, each rounding once, on components of vectors of length one.
+# Allowed difference of similarities, as a number of roundings. Each of the six layers has about 16 operations, and each
+# operation rounds the components of vectors of length one. So there are about 100 roundings.
 ROUNDINGS = 100
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -42,7 +45,7 @@ def save(path: Path) -> torch.Tensor:
     """Save the encoder as an ExportedProgram with dynamic batch and length.
 
     Returns:
-        eager's vectors of the sentences, (B, hidden).
+        the vectors that eager computes for the sentences, (B, hidden).
     """
     encoder, inputs = minilm.load(), minilm.tokenize(SENTENCES)
     axes = {0: torch.export.Dim("batch", min=1, max=32), 1: torch.export.Dim("seq", min=1, max=minilm.MAX_LENGTH)}
@@ -55,8 +58,9 @@ def save(path: Path) -> torch.Tensor:
 
 
 def normdeploy(*args: str) -> None:
-    """Run the real command line, and show it as a user would type it. The demo ends if a verb fails; an engine that was
-    not run for lack of a GPU is not a failure.
+    """Print a command as a user would type it, and run it.
+
+    The demo ends if a verb fails. An engine that was not run because there is no GPU is not a failure.
     """
     console.print(Text(f"\n$ normdeploy {shlex.join(args)}", style="bold"), soft_wrap=True)
     start = time.perf_counter()
@@ -92,12 +96,12 @@ def compare(eager: torch.Tensor, exported: torch.Tensor) -> float:
 
 
 def main() -> None:
-    """Run the demo. Exit with 1 if a verb fails or the similarities differ by more than rounding."""
+    """Run the demo. Exit with 1 if a verb fails, or if the similarities differ by more than rounding errors."""
     FOLDER.mkdir(exist_ok=True)
     source, model, engine = (str(FOLDER / f"model.{suffix}") for suffix in ("pt", "onnx", "engine"))
     console.print(f"saving the sentence encoder all-MiniLM-L6-v2 with its trained weights as {source}")
     eager = save(Path(source))
-    # torch saves the ranges of dims, not their names.
+    # torch saves the ranges of dims but not their names, so pass the names.
     names = [f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")]
     normdeploy(
         "export", source, "-o", model, "--input", names[0], "--input", names[1], "--report", str(FOLDER / "export.json")

@@ -1,4 +1,4 @@
-"""Group norm by hand (row S1d) and the four norms of one feature map (S1e).
+"""Define a hand-written group norm (row S1d), and a module with four norms of one feature map (S1e).
 
 Source: Wu, He, "Group Normalization", arXiv 1803.08494, figure 2 (the four norms) and equation 1.
 """
@@ -14,10 +14,12 @@ from .layer import LayerNorm
 
 
 class GroupNorm(nn.Module):
-    """S1d: NCHW, over (C/G, H, W) of each group of each sample, biased, with gamma and beta for each channel.
+    """Group norm S1d of NCHW, over (C/G, H, W) of each group of each sample.
+
+    The variance is biased, and gamma and beta have one value per channel.
 
     Raises:
-        ValueError: the channels don't divide into the groups.
+        ValueError: the number of channels is not a multiple of the number of groups.
     """
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
@@ -41,7 +43,7 @@ class GroupNorm(nn.Module):
 
 
 class FourNorms(nn.Module):
-    """S1e: batch, layer, instance and group norm of the same (N, C, H, W) side by side, with four outputs."""
+    """Module S1e: the batch, layer, instance and group norm of one (N, C, H, W) input, as four outputs."""
 
     def __init__(self, shape: tuple[int, int, int], num_groups: int) -> None:
         super().__init__()

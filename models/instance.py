@@ -1,5 +1,6 @@
-"""Instance norm by hand (rows S1c, S3b) and torch's instance norm used as a layer norm (S2c): statistics of each
-channel of each sample.
+"""Define hand-written instance norms (rows S1c, S3b), and torch's instance norm used as a layer norm (S2c).
+
+An instance norm has statistics per channel and sample.
 
 Source: Ulyanov, Vedaldi, Lempitsky, "Instance Normalization", arXiv 1607.08022.
 """
@@ -11,7 +12,7 @@ from torch import nn
 
 
 class InstanceNorm2d(nn.Module):
-    """S1c: NCHW, over (H, W), biased, the same in training and eval."""
+    """Instance norm S1c of NCHW, over (H, W), with biased variance. Training and eval mode are the same."""
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -27,8 +28,10 @@ class InstanceNorm2d(nn.Module):
 
 
 class ChannelsLastInstanceNorm(nn.Module):
-    """S3b: "layer norm for convolution outputs" of (m, H, W, C): every channel of every sample separately, over (H, W),
-    biased.
+    """Instance norm S3b of (m, H, W, C), over (H, W), with biased variance.
+
+    The source of this class calls it "layer norm for convolution outputs", but its statistics are per channel and
+    sample.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
@@ -44,8 +47,9 @@ class ChannelsLastInstanceNorm(nn.Module):
 
 
 class TokenInstanceNorm(nn.Module):
-    """S2c: ``nn.InstanceNorm2d`` with a channel for each of S positions, on (B, S, D, 1); equals S2a without affine. S
-    can't be dynamic.
+    """Instance norm S2c: ``nn.InstanceNorm2d`` of (B, S, D, 1), with the S positions as channels.
+
+    It equals the layer norm S2a without gamma and beta. S can't be dynamic.
     """
 
     def __init__(self, num_positions: int, eps: float = 1e-5) -> None:
@@ -57,8 +61,9 @@ class TokenInstanceNorm(nn.Module):
 
 
 class DummyChannelNorm(nn.Module):
-    """S3c: instance norm with the whole sample as one channel: layer norm without affine over every dim but the
-    batch.
+    """Instance norm S3c, with the whole sample as one channel.
+
+    It equals a layer norm without gamma and beta, over all dims but the batch.
     """
 
     def __init__(self, eps: float = 1e-5) -> None:

@@ -1,8 +1,9 @@
-"""Layer norm by hand (rows S0a, S0b, S1a, S2a, S2b, S3a): x̂ = (x − mean) / sqrt(var + eps), with statistics of each
-sample.
+"""Define hand-written layer norms (rows S0a, S0b, S1a, S2a, S2b, S3a).
 
-Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3; the rows differ in dims, ddof and
+All of these norms compute x̂ = (x − mean) / sqrt(var + eps) with statistics per sample. They differ in dims, ddof and
 epsilon.
+
+Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import nn
 
 
 class Norm(nn.Module):
-    """S0a, S0b: layer norm as in BERT, over any one dim, biased, epsilon inside the root.
+    """Layer norm S0a and S0b as in BERT, over any single dim, with biased variance and epsilon inside the root.
 
-    ``num_features`` is the size of the last dim, which gamma and beta scale for every ``dim``.
+    ``num_features`` is the size of the last dim. Gamma and beta vary along the last dim, whatever ``dim`` is.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-12) -> None:
@@ -32,8 +33,9 @@ class Norm(nn.Module):
 
 
 class NormOverBatch(nn.Module):
-    """S0b: the same ``Norm`` called with dim 0 on (B, H, W, C). Each output depends on the whole batch, at
-    inference too.
+    """Layer norm S0b: ``Norm`` with dim 0 on (B, H, W, C).
+
+    Each output depends on the whole batch, even at inference.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-12) -> None:
@@ -45,7 +47,10 @@ class NormOverBatch(nn.Module):
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """S1a: over the embedding, with the unbiased variance that ``x.var(-1)`` computes by default. x is (..., H)."""
+    """Layer norm S1a of (..., H) over the embedding.
+
+    The variance is unbiased, as ``x.var(-1)`` computes it by default.
+    """
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -60,10 +65,10 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """S2a (``normalized_shape`` [D]: one mean for each token), S2b ([S, D]: one for each sample) and the LN of S1e ([C,
-    H, W]).
+    """Layer norm over the last ``len(normalized_shape)`` dims, with biased variance.
 
-    The norm is over the last ``len(normalized_shape)`` dims, biased.
+    For the shape [D], it is the row S2a (one mean per token). For [S, D], it is S2b (one mean per sample). For [C, H,
+    W], it is the layer norm of S1e.
     """
 
     def __init__(self, normalized_shape: Sequence[int], eps: float = 1e-5, affine: bool = True) -> None:
@@ -81,8 +86,9 @@ class LayerNorm(nn.Module):
 
 
 class FlatLayerNorm(nn.Module):
-    """S3a: over the whole flattened sample, with a gamma and beta for each of its elements. x is (m, ...) with K
-    elements a sample.
+    """Layer norm S3a of (m, ...), over the whole flattened sample of K elements.
+
+    Gamma and beta have one value per element of a sample.
     """
 
     def __init__(self, num_elements: int, eps: float = 1e-5) -> None:

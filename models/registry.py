@@ -1,4 +1,4 @@
-"""List every model, and its arguments for torch.export."""
+"""List all models, and make their arguments for torch.export."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def export_args(
     """Make arguments for ``torch.export.export(module, args, dynamic_shapes=dynamic_shapes)``.
 
     Returns:
-        random inputs at the opt sizes, with floats in ``dtype``; and for each input its dynamic axes as named Dims with
-        their ranges, or None if static.
+        random inputs at the opt sizes, with floats in ``dtype``. For each input, its dynamic axes as named Dims with
+        their ranges, or None if it is static.
 
     Raises:
-        ValueError: ``dynamic`` for a case without a dynamic dimension.
+        ValueError: ``dynamic`` is set, but the case has no dynamic dimension.
     """
     if not dynamic:
         return samples(case, dtype), None
@@ -64,8 +64,9 @@ def export_args(
 
 
 class Bank(nn.Module):
-    """Many cases side by side in one module, for a single export. Its inputs and outputs are those of the cases, one
-    after another.
+    """Module with many cases, so that a single export covers them.
+
+    Its inputs and outputs are the inputs and outputs of the cases, one after another.
     """
 
     def __init__(self, cases: Sequence[Case]) -> None:

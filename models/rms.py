@@ -1,4 +1,4 @@
-"""RMS norm as current models write it: x / sqrt(mean(x²) + eps) · weight, without subtracting the mean.
+"""Define RMS norms as current models write them: x / sqrt(mean(x²) + eps) · weight, without subtracting the mean.
 
 Source: Zhang, Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467, equation 4.
 """
@@ -40,7 +40,7 @@ class SpelledRMSNorm(nn.Module):
 
 
 class LlamaRMSNorm(nn.Module):
-    """RMS norm that casts to float32, normalizes, casts back, and multiplies by the weight in the model's type."""
+    """RMS norm that casts to float32, normalizes, casts back, and then multiplies by the weight in the model's type."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 class GemmaRMSNorm(nn.Module):
-    """RMS norm whose weight is stored as its distance from 1 and applied in float32, before the downcast."""
+    """RMS norm whose parameter is weight − 1. It multiplies by the weight in float32, before it casts back."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -68,9 +68,7 @@ class GemmaRMSNorm(nn.Module):
 
 
 class T5LayerNorm(nn.Module):
-    """RMS norm that is called a layer norm. Only the variance is float32; the input keeps its type until the
-    product.
-    """
+    """RMS norm that T5 calls a layer norm. Only the variance is computed in float32; the input keeps its type."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -84,7 +82,7 @@ class T5LayerNorm(nn.Module):
 
 
 class L2RMSNorm(nn.Module):
-    """x over its L2 norm divided by sqrt(n): the form of the first public implementation, here without any epsilon."""
+    """RMS norm that divides x by (L2 norm of x)/sqrt(n), as in the first public implementation, without an epsilon."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -96,7 +94,7 @@ class L2RMSNorm(nn.Module):
 
 
 def rms_norms() -> Iterator[Case]:
-    """Yield the forms of known models, then square × root × weight × upcast.
+    """Yield the forms of known models, then combinations of square, root, weight and upcast.
 
     Yields:
         cases.

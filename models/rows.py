@@ -1,4 +1,4 @@
-"""List the rows as cases. Sizes are small, and odd if a size that divides well would hide a swapped axis."""
+"""List the rows of the table as cases. Sizes are small. They are odd if an even size could hide a swapped axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT: tuple[Size, ...] = (BATCH, SEQ, 24)
 IMAGE: tuple[Size, ...] = (BATCH, 8, HEIGHT, WIDTH)
 
 LN, IN, GN, FOLDED = "LayerNormalization", "InstanceNormalization", "GroupNormalization", "folded"
-# Alone: one node with one scale and shift.
+# Expected op of a batch norm without a linear op next to it: one node with a scale and shift
 BN = "BatchNormalization"
 
 
@@ -37,10 +37,10 @@ def case(
     more: tuple[Input, ...] = (),
     reason: str = "",
 ) -> Case:
-    """Make a row's case with a float input ``x`` and ``more`` inputs.
+    """Make the case of a row, with a float input ``x`` and the inputs ``more``.
 
     Args:
-        row: the table's row, if the name is longer than the row's.
+        row: name of the row, if ``name`` is not the name of the row.
 
     Returns:
         the case.

@@ -1,4 +1,4 @@
-"""Small nets with norms used as in current models, with random weights."""
+"""Define small nets that use norms as current models do, with random weights."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class BasicBlock(nn.Module):
 
 
 class SeparableConv(nn.Module):
-    """MobileNet's depthwise and pointwise convolution (Howard et al., arXiv 1704.04861), each followed by torch's batch
-    norm.
-    """
+    """Depthwise and pointwise convolution of MobileNet (Howard et al., arXiv 1704.04861), each with a batch norm."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -61,7 +59,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with torch's fused function; ``causal`` for decoders."""
+    """Multi-head self-attention with torch's fused function. ``causal`` is set for decoders."""
 
     def __init__(self, hidden: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -76,8 +74,9 @@ class SelfAttention(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Pre-norm decoder block with RMS norms and a gated feed-forward (Touvron et al., arXiv 2302.13971), without
-    rotation.
+    """Pre-norm decoder block with RMS norms and a gated feed-forward (Touvron et al., arXiv 2302.13971).
+
+    It has no rotary embedding.
     """
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -93,8 +92,9 @@ class LlamaBlock(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """Block of a diffusion UNet: GroupNorm, SiLU, conv, the timestep's bias, and again (Ho et al., arXiv
-    2006.11239).
+    """Block of a diffusion UNet (Ho et al., arXiv 2006.11239).
+
+    Its ops are GroupNorm, SiLU, convolution, the bias of the timestep, and then GroupNorm, SiLU and convolution again.
     """
 
     def __init__(self, channels: int, out: int, time: int, by_hand: bool) -> None:
@@ -124,7 +124,7 @@ class DiTBlock(nn.Module):
 
 
 class LinearNorm(nn.Module):
-    """LeViT's Linear + BatchNorm1d of (B, S, D), applied as (B·S, D) (Graham et al., arXiv 2104.01136)."""
+    """Linear and BatchNorm1d of LeViT, applied to (B, S, D) as (B·S, D) (Graham et al., arXiv 2104.01136)."""
 
     def __init__(self, hidden: int, out: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class LinearNorm(nn.Module):
 
 
 class LeViTBlock(nn.Module):
-    """LeViT's attention and feed-forward on Linear + BN alone, without any layer norm."""
+    """Attention and feed-forward of LeViT, made of `LinearNorm` and without layer norms."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows in other spellings: ``models.parts`` combined over the layouts of layer, instance, group and batch norm."""
+"""List the rows in other spellings: combinations of ``models.parts`` for layer, instance, group and batch norms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .rows import BATCH, FOLDED, GN, HEIGHT, IN, LN, SEQ, WIDTH, case
 
 
 class Spelled(nn.Module):
-    """Layer or instance norm over ``dims`` in a given spelling; gamma and beta have the shape ``shape``.
+    """Layer or instance norm over ``dims`` in a given spelling, with gamma and beta of ``shape``.
 
-    ``style``: "once" shares the mean, "twice" computes it again for each use, "upcast" computes everything in float32.
+    The ``style`` "once" computes the mean once, "twice" computes it again for each use, and "upcast" computes
+    everything in float32.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class Layout:
     """Axes of the statistics.
 
     Attributes:
-        row: row of the table.
-        input: shape whose normalized dims are fixed.
+        row: name of the row in the table.
+        input: shape of the input. Its normalized dims are fixed.
         dims: normalized dims.
         params: shape of gamma and beta.
         op: expected op type.
@@ -81,8 +82,10 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def layers() -> Iterator[Case]:
-    """Yield layer and instance norms: mean × variance × root × affine × layout × epsilon × style, with every two
-    options once.
+    """Yield layer and instance norms.
+
+    The choices are mean, variance, root, affine, layout, epsilon and style. Any two options occur together at least
+    once.
 
     Yields:
         cases.
@@ -94,7 +97,7 @@ def layers() -> Iterator[Case]:
         mean, variance, root, affine, layout_name, eps, style = words
         layout = LAYOUTS[layout_name]
         arguments = (MEANS[mean], VARIANCES[variance], ROOTS[root], AFFINES[affine], float(eps), style)
-        # Without a gamma or beta for each channel, the instance norm over the last dims is also a layer norm.
+        # Without a gamma or beta per channel, an instance norm over the last dims is a layer norm too.
         per_channel = affine not in ("absent", "scalar", "element")
         op = layout.op if layout.op == LN or per_channel else f"{IN}|{LN}"
         row = "S1a" if layout.row == "S2a" and "unbiased" in variance else layout.row
@@ -107,8 +110,9 @@ def layers() -> Iterator[Case]:
 class SpelledGroup(nn.Module):
     """Group norm of (N, C, H, W) in a given spelling.
 
-    ``view`` "3d" is (N, G, −1) and "4d" is (N, G, C/G, −1), both with the affine after viewing back. "5d" is (N, G,
-    C/G, H, W) with gamma and beta in that view.
+    ``view`` is the shape in which the norm is computed: "3d" is (N, G, −1), "4d" is (N, G, C/G, −1), and "5d" is (N, G,
+    C/G, H, W). Gamma and beta are applied after the view back to (N, C, H, W). Only in "5d" are they applied in the
+    view.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class SpelledGroup(nn.Module):
 
 
 def groups() -> Iterator[Case]:
-    """Yield group norms: groups {1, 2, C} × view × variance × root × affine.
+    """Yield group norms: combinations of groups (1, 2 or C), view, variance, root and affine.
 
     Yields:
         cases.
@@ -151,9 +155,10 @@ def groups() -> Iterator[Case]:
     for count, view, variance, root, affine in pairwise(
         ("2", "1", "8"), ("3d", "5d", "4d"), variances, tuple(ROOTS), affines
     ):
-        # G = 1 has a layer norm's statistics, G = C an instance norm's; without affine any of the three is one node.
+        # With G = 1, the statistics are those of a layer norm. With G = C, they are those of an instance norm. Without
+        # gamma and beta, a single node of any of the three ops computes the norm.
         op = {"1": LN, "2": GN, "8": f"{IN}|{GN}"}[count] if affine != "absent" else f"{GN}|{IN}|{LN}"
-        # With ddof 1 the number of elements must be known: only then is eps·(n − 1)/n a constant.
+        # With ddof 1, the number of elements n must be known, because only then is eps·(n − 1)/n a constant.
         image: tuple[Size, Size] = (6, 7) if "unbiased" in variance else (HEIGHT, WIDTH)
         build = partial(SpelledGroup, int(count), 8, view, VARIANCES[variance], ROOTS[root], affine)
         yield case(
@@ -166,7 +171,7 @@ def groups() -> Iterator[Case]:
 
 
 class SpelledBatch(nn.Module):
-    """Batch norm on its running statistics in a given spelling, with channels at dim 1 and ``spatial`` more dims."""
+    """Batch norm with running statistics in a given spelling. Channels are dim 1, and ``spatial`` dims follow."""
 
     def __init__(self, channels: int, spatial: int, root: Root, affine: Affine, eps: float = 1e-5) -> None:
         super().__init__()
@@ -205,7 +210,9 @@ PLACES: dict[str, tuple[int, int, tuple[Size, ...], Callable[[nn.Module], nn.Mod
 
 
 def batches() -> Iterator[Case]:
-    """Yield eval batch norms: place × root × affine. Each folds, into the neighbor or to one scale and shift.
+    """Yield batch norms in eval mode: combinations of place, root and affine.
+
+    Each must be folded into the neighbor, or to a scale and shift.
 
     Yields:
         cases.

@@ -1,5 +1,7 @@
-"""Norms whose inner tensors have other uses: residual streams, flattened inputs, modulation, channels-first layer
-norm.
+"""Define norms in less simple surroundings.
+
+Examples are norms whose inner tensors have other readers, residual streams, flattened inputs, modulation, and
+channels-first layer norms.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Reused(nn.Module):
-    """Layer norm over the last dim that also outputs an inner tensor: "centred" x − u, "hat" x̂, "mean" u, or "std"."""
+    """Layer norm over the last dim that also returns an inner tensor: "centred" x − u, "hat" x̂, "mean" u, or "std"."""
 
     def __init__(self, hidden: int, what: str) -> None:
         super().__init__()
@@ -35,8 +37,9 @@ class Reused(nn.Module):
 
 
 class ResidualStream(nn.Module):
-    """Post-norm with hand-written norms: x goes into the norm and around it, and the first norm's output feeds the
-    second.
+    """Post-norm residual stream with two hand-written norms.
+
+    The norm and the residual add read x, and the result of the first norm is the input of the second.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -51,7 +54,7 @@ class ResidualStream(nn.Module):
 
 
 class Flattened(nn.Module):
-    """Layer norm of (B·S, H), viewed there and back."""
+    """Layer norm of (B·S, H), between a view of (B, S, H) to this shape and a view back."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -66,7 +69,7 @@ class Flattened(nn.Module):
 
 
 class UpcastLayerNorm(nn.Module):
-    """Layer norm that computes in float32 and casts back to x's type before the affine."""
+    """Layer norm that computes in float32, and casts back to x's type before gamma and beta."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -81,8 +84,9 @@ class UpcastLayerNorm(nn.Module):
 
 
 class Modulated(nn.Module):
-    """DiT's adaptive layer norm (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift, both computed from a
-    condition of (B, D).
+    """Adaptive layer norm of DiT (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift.
+
+    Scale and shift are computed from a condition of (B, D).
     """
 
     def __init__(self, hidden: int, by_hand: bool) -> None:
@@ -101,8 +105,9 @@ class Modulated(nn.Module):
 
 
 class ChannelLayerNorm(nn.Module):
-    """ConvNeXt's layer norm of NCHW over C (Liu et al., arXiv 2201.03545): by hand, or torch's between two
-    permutations.
+    """Layer norm of ConvNeXt over C of NCHW (Liu et al., arXiv 2201.03545).
+
+    It is hand-written, or torch's layer norm between two permutations.
     """
 
     def __init__(self, channels: int, by_hand: bool, eps: float = 1e-6) -> None:
@@ -122,7 +127,7 @@ class ChannelLayerNorm(nn.Module):
 
 
 class Stack(nn.Module):
-    """``depth`` norms in a row, each with its own parameters, with a linear layer between them."""
+    """Sequence of ``depth`` norms with different parameters, with linear layers between them."""
 
     def __init__(self, hidden: int, depth: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -166,7 +171,7 @@ def over_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def over_too_many(x: torch.Tensor) -> torch.Tensor:
-    """Divide Σc² by n + 1: a layer norm with epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n).
+    """Divide Σc² by n + 1 instead of n: a layer norm with epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n).
 
     Returns:
         like x.
@@ -215,7 +220,7 @@ def streams() -> Iterator[Case]:
 
 
 def torch_layers() -> Iterator[Case]:
-    """Yield torch's own layers, with BatchNorm as users have it, after a convolution or alone.
+    """Yield torch's norm layers. BatchNorm follows a convolution or has no linear op next to it.
 
     Yields:
         cases.

@@ -1,4 +1,4 @@
-"""Norms of text, (B, S, ·): batch norms (rows S0c, S2e) and encoder layers with torch's layer norm (S2d)."""
+"""Define norms of text, (B, S, ·): batch norms (rows S0c, S2e), and encoder layers with torch's layer norm (S2d)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import nn
 
 
 class PositionBatchNorm(nn.Module):
-    """S0c: (B, S, H) with one statistic for each (position, feature) pair, over dim 0, biased in output and running
-    value.
+    """Batch norm S0c of (B, S, H) over dim 0, with one statistic per pair of position and feature.
 
-    ``momentum`` weighs the OLD value. ``update`` selects one of two spellings of the same exponential moving average:
-    "blend" is m = m·k + batch·(1 − k), "step" is m −= (m − batch)·(1 − k).
+    The variance is biased, for the output and for the running value.
+
+    ``momentum``, called k here, is the weight of the old value. ``update`` selects one of two spellings of the same
+    moving average: "blend" is m = m·k + batch·(1 − k), and "step" is m −= (m − batch)·(1 − k).
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class PositionBatchNorm(nn.Module):
         self.update = update
 
     def track(self, running: torch.Tensor, batch: torch.Tensor) -> None:
-        """Move a running statistic toward the batch's, in place."""
+        """Move a running statistic toward the statistic of the batch, in place."""
         k = self.momentum
         if self.update == "blend":
             running.copy_(running * k + batch * (1 - k))
@@ -57,8 +58,9 @@ class PositionBatchNorm(nn.Module):
 
 
 class TextBatchNorm(nn.Module):
-    """S2e: one mean for every position, over the batch and the features: (B, S, D) through a BatchNorm1d of S
-    channels.
+    """Batch norm S2e of (B, S, D): a BatchNorm1d with the S positions as channels.
+
+    Each position has one mean, over the batch and the features.
     """
 
     def __init__(self, num_positions: int) -> None:
@@ -70,7 +72,11 @@ class TextBatchNorm(nn.Module):
 
 
 class TextBatchNormByHand(nn.Module):
-    """S2e by hand: biased variance in the output, unbiased in the running value; ``momentum`` weighs the NEW value."""
+    """Hand-written batch norm S2e.
+
+    The variance is biased for the output, and unbiased for the running value. ``momentum`` is the weight of the new
+    value.
+    """
 
     def __init__(self, num_positions: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
@@ -112,7 +118,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """S2d: attention and feed-forward, with ``nn.LayerNorm(hidden)`` after each residual add (post-norm)."""
+    """Encoder layer S2d: attention and feed-forward, with ``nn.LayerNorm`` after each residual add (post-norm)."""
 
     def __init__(self, hidden: int, heads: int, eps: float = 1e-12) -> None:
         super().__init__()
@@ -129,8 +135,9 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """S2d: the encoder of Devlin et al. (arXiv 1810.04805) in Hugging Face's layout: (B, S) ids and 0/1 mask to (B, S,
-    hidden).
+    """Encoder S2d: BERT of Devlin et al. (arXiv 1810.04805) in Hugging Face's layout.
+
+    It maps (B, S) ids and a mask of 0 and 1 to (B, S, hidden).
     """
 
     def __init__(self, vocabulary: int, hidden: int, heads: int, layers: int, positions: int = 64) -> None:
@@ -143,7 +150,8 @@ class Bert(nn.Module):
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.word_embeddings(ids) + self.position_embeddings(torch.arange(ids.shape[1], device=ids.device))
         x = self.embeddings_norm(x)
-        # The most negative finite value of the type, as in Hugging Face; -inf would turn a fully masked row into NaN.
+        # Use the most negative finite value of the type, as Hugging Face does, because -inf would turn a fully masked
+        # row into NaN.
         additive = (1 - mask[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
         for layer in self.layers:
             x = layer(x, additive)
@@ -151,7 +159,7 @@ class Bert(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """S2d: PyTorch's own encoder layer, (B, S, D)."""
+    """Encoder layer S2d: PyTorch's encoder layer, on (B, S, D)."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
-The verbs of the command line are functions here (``__all__``). Importing this package loads no heavy library; the first
-use of a verb does. The import also turns off the telemetry of an onnxruntime imported later (docs/privacy.md).
+Each verb of the command line is a function of this package (``__all__``). Importing the package loads no heavy library.
+The first use of a verb loads the libraries that this verb needs. The import also turns off the telemetry of an
+onnxruntime imported later (docs/reference/privacy.md).
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ __all__ = [
     "verify_parts",
 ]
 
-# onnxruntime 1.31 reads this variable at import. Without it, the import writes a device id into the user's cache folder
-# and reports to the vendor; ort.disable_telemetry_events() comes too late. A value set by the user stays.
+# onnxruntime 1.31 reads this variable at import. If the variable is not set, the import writes a device id into the
+# user's cache folder and reports to the vendor. ort.disable_telemetry_events() comes too late. A value that the user
+# set is kept.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _VERBS = ("bench", "bisect", "build", "check", "export", "inspect", "optimize", "package", "recheck", "run", "verify")
@@ -59,7 +61,7 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    """List the verbs, for ``dir`` and for completion, before the first one is used."""
+    """List the verbs, for ``dir`` and for completion, even before a verb is used."""
     return sorted({*globals(), *__all__})
 
 

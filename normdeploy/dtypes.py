@@ -37,7 +37,7 @@ def half_precision_of(name: str | None) -> str | None:
     """Translate a value of ``--precision``.
 
     Returns:
-        "fp16" or "bf16"; None for float32 or if no precision is given, which both leave the model unchanged.
+        "fp16" or "bf16"; None for float32 and for no precision: both leave the model unchanged.
 
     Raises:
         InputError: ``name`` is not float32, float16 or bfloat16.
@@ -72,15 +72,15 @@ UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, 
 
 
 def is_float_dtype(dtype: np.dtype) -> bool:
-    """Return whether ``dtype`` is a floating type, including bfloat16 and the 8-bit ones.
+    """Return whether ``dtype`` is a floating type, including bfloat16 and the 8-bit floating types.
 
-    Returns: False also for the 2-bit and 4-bit integers, which share numpy's kind "V".
+    Returns: False also for 2-bit and 4-bit integers, which have the same numpy kind as bfloat16, "V".
     """
     return dtype.kind == "f" or (dtype.kind == "V" and not _is_narrow_integer_dtype(dtype))
 
 
 def is_integer_dtype(dtype: np.dtype) -> bool:
-    """Return whether ``dtype`` is an integer type, including those of 2 and 4 bits.
+    """Return whether ``dtype`` is an integer type, including 2-bit and 4-bit integers.
 
     Returns: False for bool.
     """

@@ -1,4 +1,5 @@
-"""Errors that a user can cause. Each message says what is wrong, gives both values, and says how to fix it.
+"""Errors that a user can cause. Each message says what is wrong, shows the wrong and the expected value, and says how
+to fix it.
 
 The command line prints the message without a traceback and exits with 1. Any other exception is a bug of ours and keeps
 its traceback.
@@ -6,7 +7,7 @@ its traceback.
 
 import re
 
-# Start of a text file that Git LFS puts in place of a large file.
+# First bytes of the text file that Git LFS stores in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -27,7 +28,7 @@ class TrainingModeError(NormdeployError):
 
 
 class InputError(NormdeployError):
-    """Input specification is wrong, is missing, or contradicts the model."""
+    """Option or input that the user gave is wrong, is missing, or contradicts the model."""
 
 
 class ExportError(NormdeployError):
@@ -53,11 +54,11 @@ class ExtensionError(NormdeployError):
 
 
 class StoreError(NormdeployError):
-    """Store of steps can't be reached or written, or an object's content does not match its name."""
+    """Store of earlier results can't be reached or written, or an object in it does not match the hash in its name."""
 
 
 class EvidenceError(NormdeployError):
-    """Signature is missing, by an untrusted key, or of other content."""
+    """Signature is missing, was made with an untrusted key, or belongs to other content."""
 
 
 class PublishError(NormdeployError):
@@ -68,9 +69,9 @@ class RuntimeCrash(GraphError):
     """Runtime crashes when it opens a file."""
 
 
-# Exit code if nothing failed and something was not run: no GPU, or a missing package.
+# Exit code if no check failed, but some checks were not run because a GPU or a package is missing.
 NOT_RUN = 3
-# Start of the message in that case, for every verb.
+# Start of the message that a verb prints when it ends with the exit code `NOT_RUN`.
 NEITHER = "not run, so neither passed nor failed"
 
 
@@ -87,15 +88,17 @@ _ORDER = re.compile(
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
-# Characters of a line; a name in it may have any length.
+# Maximum number of characters of a text on one line. Names that come from files may be longer.
 _LONGEST = 2000
 
 
 def escape_line(text: str) -> str:
-    """Put a text on one line without control characters: names come from files, and a terminal would obey them.
+    """Put a text on one line without control characters. Names in the text come from files, and a terminal would
+    execute control characters in these names.
 
-    A line feed could fake a line of ours. A line ``::error::`` is a command to a CI server, even if a table wraps in
-    front of it. A text longer than a screen loses its middle.
+    A line feed in a name could fake a line of our output. A CI server executes ``::error::`` as a command. This may
+    even happen with ``::error::`` in the middle of a text, if a table wraps the text there. A text longer than a screen
+    loses its middle.
 
     Returns:
         the safe text.
@@ -107,12 +110,13 @@ def escape_line(text: str) -> str:
     return _ORDER.sub(_REPLACED, text)
 
 
-# In a message of several lines, each further line is a list item or one of these sentences.
+# Matches the line feeds in the text of our own messages. The next line there is a list item, or begins with one of
+# these words.
 _OUR_LINE = re.compile(r"\n(?=  |If you trust |Check the factory|Nothing was built)")
 
 
 def escape_lines(text: str) -> str:
-    """Escape a message like `escape_line`, but keep our own line feeds; those inside names are replaced.
+    """Escape a message like `escape_line`, but keep the message's own line feeds. Line feeds inside names are replaced.
 
     Returns:
         the safe message.

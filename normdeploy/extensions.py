@@ -1,4 +1,4 @@
-"""Find extensions of installed packages: entry points that are loaded only when a verb needs them.
+"""Find extensions: entry points of installed packages, loaded only when a verb needs them.
 
     group                     extension                                      contract
     normdeploy.norms          norm ops of the package's own domain           `normdeploy.norms.third_party`
@@ -6,14 +6,14 @@
     normdeploy.rules          rules for ``check``                            `normdeploy.verbs.check.third_party_rules`
     normdeploy.translations   operators of torch in ONNX                     `normdeploy.translations`
 
-An entry point is code that the user put into this Python by installing the package; this module makes it neither safer
-nor less safe. A file can't bring one along. An extension is imported when its name is used: a domain in a file, or an
-option. ``fuse="portable"`` imports all norms, because it tries every form, and ``check`` imports all rules. ``-v`` logs
-the names. ``import normdeploy`` imports none.
+An entry point is code that the user added to this Python by installing its package. The code runs with all of the
+user's rights. A model file can't contain an extension. An extension is imported when its name is used: by a domain in a
+file, or by an option. ``fuse="portable"`` imports all norms, because it tries every form, and ``check`` imports all
+rules. ``-v`` logs the names of imported extensions. ``import normdeploy`` alone imports no extension.
 
 ``--no-extensions``, the environment variable NORMDEPLOY_NO_EXTENSIONS, or `disabled` in Python turn all extensions off.
 Nothing is registered globally, so calls with and without extensions in one process do not affect each other. Each
-folder of ``sys.path`` is scanned once; later installations are found by the next process.
+folder of ``sys.path`` is scanned once per process. A package that is installed later is found only by the next process.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Extension:
     """One entry point.
 
     Attributes:
-        name: name that users ask for.
+        name: name by which users select the extension.
         value: "module:attribute" of the object.
-        package: as pip names it.
-        folder: in which the package is installed; "" if unknown.
+        package: name of the package in pip.
+        folder: folder in which the package is installed; "" if unknown.
     """
 
     group: str
@@ -71,10 +71,10 @@ class Extension:
         return self.run("can't be imported", self.point.load)
 
     def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function(*args)``, which is code of the package.
+        """Call ``function(*args)``, where ``function`` is code of the package.
 
         Args:
-            what: description of a failure, for the error.
+            what: description of the failure, for the error message.
 
         Returns:
             result of the function.
@@ -87,7 +87,7 @@ class Extension:
         except ExtensionError:
             raise
         except (Exception, SystemExit) as error:
-            # The package's code may call exit; that must not become our verdict.
+            # The package's code may call exit. Its exit code must not become that of the verb.
             raise self.make_error(f"{what}: {type(error).__name__}: {error}") from error
 
     def make_error(self, what: str) -> ExtensionError:
@@ -120,7 +120,7 @@ def find_extension(group: str, name: str) -> Extension | None:
         the extension, or None.
 
     Raises:
-        ExtensionError: two packages have one of this name.
+        ExtensionError: two packages have an extension of this name.
     """
     matching = [e for e in installed_extensions(group) if e.name == name]
     if len(matching) > 1:
@@ -146,7 +146,8 @@ def disabled(off: bool = True) -> Iterator[None]:
 @lru_cache(maxsize=16)
 def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     """Scan the installed packages; ``path`` is ``sys.path``, so that a changed path is scanned again."""
-    # The command line imports this module at its start, which importlib.metadata would slow down by a tenth.
+    # The command line imports this module at its start. Importing importlib.metadata at the top of the file would make
+    # the start 10 % slower.
     from importlib.metadata import entry_points
 
     brought = []
@@ -158,6 +159,6 @@ def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ..
             package = point.dist.name
             folder = str(point.dist.locate_file(""))
         brought.append(Extension(group, point.name, point.value, package, point, folder))
-    # A package may be on the path twice.
+    # A package may be on the path twice, so duplicates of its entry points are dropped.
     once = {(e.name, e.package, e.value): e for e in brought}
     return tuple(once[key] for key in sorted(once))

@@ -1,8 +1,8 @@
 """Log the work of a verb to standard error with ``-v``, one line per step with the time.
 
-All lines go through the logger "normdeploy", so that programs that call the verbs can use them. Logged are stages with
-their seconds, files written, each norm's outcome and reason, and foreign code that runs. The debug level adds each
-reading of a norm that was given up.
+All lines go through the logger "normdeploy", so that programs that call the verbs can collect them. The log contains
+stages with their seconds, written files, each norm's outcome and reason, and code of other packages that runs. The
+debug level adds each failed attempt to read a norm.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class _LineFormatter(logging.Formatter):
 
 
 def start_logging(verbosity: int) -> None:
-    """Send the log to standard error. This replaces an earlier call; handlers that a program added itself stay.
+    """Send the log to standard error. A later call replaces an earlier one. Handlers that the calling program added
+    itself are kept.
 
     Args:
-        verbosity: 0 for nothing, 1 for stages and results, 2 for each attempt too.
+        verbosity: 0 logs nothing, 1 logs stages and results, 2 also logs each attempt.
     """
     log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler.formatter, _LineFormatter)]
     log.setLevel({0: logging.NOTSET, 1: logging.INFO}.get(verbosity, logging.DEBUG))
@@ -53,7 +54,9 @@ def start_logging(verbosity: int) -> None:
 
 
 def log_norms(summary: Summary, notes: Iterable[str] = ()) -> None:
-    """Log each norm's outcome and reason; at debug level also the other readings tried, and the seconds."""
+    """Log each norm's outcome and reason. At debug level, also log the other readings that were tried and the
+    seconds.
+    """
     if not log.isEnabledFor(logging.INFO):
         return
     for finding in summary.findings:

@@ -1,7 +1,8 @@
 """Loaded models and the description of their inputs.
 
-Every loader returns a ``LoadedModel``; export, verification and the demo take one. It holds an ExportedProgram, never a
-live module. The program is a copy, so the user's object stays untouched, and its graph can run in float64.
+Every loader returns a ``LoadedModel``. Export, verification and the demo take a ``LoadedModel``. A ``LoadedModel``
+holds an ExportedProgram, never a live module. The program is a copy, so the user's object does not change, and the
+program's graph can run in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
-# min, opt and max of a dim without a stated range.
+# Default min, opt and max of a dynamic dim, if neither the model nor the user states its range.
 DEFAULT_SIZES = (1, 8, 64)
 
 
@@ -30,12 +31,12 @@ class Dim:
     A static dim has no name, and its three sizes are equal.
 
     Attributes:
-        name: of a dynamic dim; None for a static one.
+        name: name of a dynamic dim; None for a static dim.
         min: smallest size.
         opt: usual size, which engines are tuned for.
         max: largest size.
-        terms: dims whose sum this dim is; () if it is not a sum. A decoder's mask, for example, is as long as its past
-            and its new tokens together.
+        terms: dims whose sizes add up to the size of this dim; () if this dim is not a sum. For example, a decoder's
+            mask is as long as its past and its new tokens together.
     """
 
     name: str | None
@@ -66,7 +67,7 @@ class Dim:
     def sum_of(cls, terms: tuple[Dim, ...]) -> Dim:
         """Build the dim that is as long as ``terms`` together.
 
-        Returns: a dim named after its terms, "past + seq"; a static dim if all terms are static.
+        Returns: a dim named after its terms, such as "past + seq"; a static dim if all terms are static.
         """
         low, best, high = (sum(getattr(term, which) for term in terms) for which in ("min", "opt", "max"))
         if not any(term.is_dynamic for term in terms):
@@ -79,7 +80,7 @@ class Dim:
         Args:
             sizes: sizes of named dims; opt for a name that is missing.
 
-        Returns: the size; of a sum, the sum of its terms' sizes.
+        Returns: the size; for a sum, the sum of its terms' sizes.
         """
         if self.terms:
             return sum(term.size(sizes) for term in self.terms)
@@ -88,7 +89,7 @@ class Dim:
         return sizes.get(self.name, self.opt)
 
     def with_ranges_of(self, dims: Mapping[str, Dim]) -> Dim:
-        """Replace this dim's range, or those of its terms.
+        """Replace this dim's range. If the dim is a sum, replace the ranges of its terms.
 
         Args:
             dims: named dims with their new ranges.
@@ -104,7 +105,7 @@ class Dim:
     def named_dims(self) -> tuple[Dim, ...]:
         """List the dynamic dims that determine this dim's size.
 
-        Returns: itself if it is dynamic, those of its terms if it is a sum, () if it is static.
+        Returns: this dim if it is dynamic, the dynamic terms if it is a sum, () if it is static.
         """
         if self.terms:
             return tuple(d for term in self.terms for d in term.named_dims())
@@ -123,7 +124,7 @@ class TensorSpec:
 
     Attributes:
         dtype: numpy's name, or "bfloat16".
-        shape: for each dim its size or its name; None for a dynamic dim without a name. Engines keep no names.
+        shape: size or name of each dim; None for a dynamic dim without a name. Engines keep no names.
         profiles: (min, opt, max) shapes of each optimization profile of an engine's input; empty otherwise.
     """
 
@@ -147,7 +148,7 @@ class TensorSpec:
         return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
 
 
-# Maximum number of random values of one input; they take 8 GiB in float64.
+# Maximum number of random values of one input. This many values take 8 GiB in float64.
 MOST = 2**30
 
 
@@ -156,11 +157,13 @@ class InputSpec:
     """Name, dtype, shape and values of one input.
 
     Attributes:
-        name: in the ONNX file.
+        name: name in the ONNX file.
         dtype: numpy's name, or "bfloat16".
-        range: (low, high). Integers are drawn from the half-open [low, high), floats uniformly from the interval; bool
-            ignores it. None draws floats from a standard normal, integers from 0 and 1.
-        mask: the input is an attention mask, whose zeros hide keys. Each row drawn along the last axis contains a 1.
+        range: (low, high). Integers are drawn from the half-open interval [low, high), floats uniformly from the same
+            interval. For None, floats are drawn from a standard normal distribution, integers from 0 and 1. bool inputs
+            ignore the range.
+        mask: True if the input is an attention mask, whose zeros hide keys. Each row drawn along the last axis then
+            contains a 1.
     """
 
     name: str
@@ -175,7 +178,7 @@ class InputSpec:
         Args:
             dims: named dims with their new ranges.
 
-        Returns: a copy; dims that are missing in ``dims`` keep their ranges.
+        Returns: a copy, in which dims that are missing in ``dims`` keep their ranges.
         """
         return replace(self, shape=tuple(dim.with_ranges_of(dims) for dim in self.shape))
 
@@ -196,14 +199,14 @@ class InputSpec:
             dims: sizes of named dims; opt for a name that is missing.
 
         Returns:
-            An array of this input's dtype. bool draws ignore ``range``.
+            An array of this input's dtype.
 
         Raises:
             InputError: an integer range is empty, or the shape has a negative size, over 64 dims or over 2**30
                 elements.
         """
         shape = self.concrete_shape(dims or {})
-        # numpy allows 64 dims.
+        # numpy allows at most 64 dims.
         if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:
             raise InputError(
                 f"input {self.name!r} has the shape {list(shape)}, for which no values can be generated: sizes can't "
@@ -240,7 +243,8 @@ class InputSpec:
     def _unmask_each_row(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Set one random element of each all-zero row to 1, if this input is a mask.
 
-        Real batches do not contain texts of padding alone. ``values`` is changed in place.
+        A row without a 1 would be a text of padding only, which real batches do not contain. ``values`` is changed in
+        place.
         """
         if self.mask and values.size:
             rows = values.reshape(-1, values.shape[-1])
@@ -252,23 +256,25 @@ class InputSpec:
 def named_dims_of(inputs: Iterable[InputSpec]) -> dict[str, Dim]:
     """Collect the named dynamic dims of the inputs.
 
-    Returns: name to dim, in the inputs' order. A sum contributes its terms.
+    Returns: name -> dim, in the order of the inputs. A dim that is a sum contributes its terms.
     """
     return {dim.name: dim for spec in inputs for size in spec.shape for dim in size.named_dims() if dim.name}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:
-    """Description of a model without its computation.
+    """Inputs, outputs and origin of a model, without its graph and weights.
 
     Attributes:
         outputs: names of the flattened outputs.
-        kind: how the model was given to the loader.
-        sha256: of the file; "" for a live module.
+        kind: form in which the loader received the model.
+        sha256: hash of the model's file; "" for a live module.
         recorded: flags, as JSON values, with which ``load`` would return the same model.
-        taken: for each dim without a stated maximum, the source of the one that was assumed.
-        claimed: the inputs as a tested file declares them, if that is narrower than ``inputs``; in the same order.
-        word: source of ``inputs``; "" for the model itself or the user.
+        taken: dim name -> source of the assumed maximum, for each dim whose maximum the user does not state.
+        claimed: the inputs as the tested file declares them, in the same order; () unless the file's ranges are
+            narrower than those of ``inputs``.
+        word: name of the file or record that ``inputs`` come from; "" if ``inputs`` come from the model itself or from
+            the user.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -282,7 +288,7 @@ class ModelSignature:
 
     @property
     def named_dims(self) -> dict[str, Dim]:
-        """Return every named dynamic dim of the inputs by its name. A sum contributes its terms."""
+        """Return every named dynamic dim of the inputs by its name. A dim that is a sum contributes its terms."""
         return named_dims_of(self.inputs)
 
     @property
@@ -294,10 +300,10 @@ class ModelSignature:
         """Draw random values for every input.
 
         Args:
-            seed: of one generator for all inputs.
+            seed: seed of the one generator that draws all inputs.
             dims: sizes of named dims; opt for a name that is missing.
 
-        Returns: input name to array.
+        Returns: input name -> array.
         """
         rng = np.random.default_rng(seed)
         return {spec.name: spec.sample(rng, dims) for spec in self.inputs}
@@ -308,9 +314,10 @@ class LoadedModel(ModelSignature):
     """PyTorch model in eval mode.
 
     Attributes:
-        program: takes its tensors in the order of ``inputs``, the flattened leaves of args and kwargs.
-        written: paths of the buffers that forward writes.
-        notes: remarks on loading for the user.
+        program: the traced model. It takes its tensors in the order of ``inputs``: the flattened leaves of args and
+            kwargs.
+        written: module paths of the buffers that ``forward`` changes.
+        notes: remarks for the user on how the model was loaded.
     """
 
     program: torch.export.ExportedProgram
@@ -319,5 +326,5 @@ class LoadedModel(ModelSignature):
 
     @property
     def as_signature(self) -> ModelSignature:
-        """Return the signature alone, without the program and its weights."""
+        """Return a copy that has only the fields of the signature, without the program and its weights."""
         return ModelSignature(**{f.name: getattr(self, f.name) for f in fields(ModelSignature)})

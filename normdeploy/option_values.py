@@ -1,4 +1,4 @@
-"""List the values that options of the verbs accept, and the groups that code tests for."""
+"""List the values that options of the verbs accept, and the groups of these values that code tests for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Literal, get_args
 
 # Runtimes that a file can be written for.
 Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]
-# Ops that a file may use: ONNX's standard ops only, or also own ops with function bodies.
+# Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also allows normdeploy's own ops with
+# function bodies.
 Fuse = Literal["standard", "portable"]
-# Builders of engines.
+# Runtimes that build engines.
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]
 # Formats of quantized linear layers and convolutions.
 Quantize = Literal["int8", "fp8", "int4"]
@@ -19,7 +20,7 @@ RuntimeCache = Literal["keep", "off"]
 # Form of the norms in an engine.
 NormImpl = Literal["native", "plugin", "auto"]
 
-# torch silently accepts other opsets and writes a different one.
+# Opsets to which ``export`` can write. For any other opset, torch silently writes a file of a different opset.
 OPSETS = range(18, 26)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)
@@ -28,8 +29,8 @@ CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
 PROVIDERS = ("cpu", "cuda")
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-# Files for the TENSORRT runtimes need not run in onnxruntime.
+# Names of the single runtimes. A file for one of the TENSORRT runtimes need not run in onnxruntime.
 ANY, USUAL, ACCURATE, *TENSORRT = RUNTIMES
-# Target of ``--runtime onnxruntime --provider cuda``.
+# Internal name of the target that ``--runtime onnxruntime --provider cuda`` selects.
 CUDA = "onnxruntime-cuda"
 ONNXRUNTIME = (USUAL, ACCURATE, CUDA)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    # Type checkers only: modules that handle no arrays must not import numpy at run time.
+    # Only type checkers import numpy here: modules that handle no arrays must not import numpy at run time.
     import numpy as np
     import torch
 

@@ -1,9 +1,9 @@
 """Define each option of the verbs once, as a field of a frozen dataclass with its flag and its help.
 
-Three places read these fields. The command line makes its options from them (`normdeploy.cli.options`). Each verb's
-Python function takes its keywords from them
+Three places read these fields. The command line makes its options from the fields (`normdeploy.cli.options`). Each
+verb's Python function takes its keywords from the fields
 (`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`). The schema of ``fleet.toml`` takes its keys
-from them. Import nothing heavy here.
+from the fields. This module must not import heavy libraries, because the command line's help imports it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 class LoadKeywords(TypedDict, total=False):
-    """Fields of `LoadingOptions` by name, to load a model with.
+    """Keyword arguments that load a model: fields of `LoadingOptions` by name.
 
-    ``normdeploy.loading.load`` documents each field, and ``from_module`` lists those that a live module takes.
+    ``normdeploy.loading.load`` documents each field, and ``from_module`` lists the fields that a live module takes.
     """
 
     model: str | None
@@ -54,9 +54,9 @@ class Option:
     Attributes:
         metavar: placeholder of the value in the help; None derives it from the type.
         type: type of the value on the command line; None for the field's own type.
-        minimum: smallest accepted number; None for no limit.
-        parse: converts one text to a value.
-        read: converts the given values to the field's value.
+        minimum: smallest accepted number; None if there is no minimum.
+        parse: function that converts one text to a value.
+        read: function that converts all given values to the field's value.
         negated: True for a flag that sets the field to False.
     """
 
@@ -73,7 +73,7 @@ class Option:
 
     @property
     def toml_key(self) -> str:
-        """Return the option's key in a ``fleet.toml``: the flag without "--", with _ for -."""
+        """Return the option's key in a ``fleet.toml``: the flag without "--", and with "_" instead of "-"."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     def value_of(self, given: Any, default: Any) -> Any:
@@ -101,7 +101,7 @@ def option_field(default: Any, flag: str, help: str, **spelling: Any) -> Any:
     """Declare a dataclass field that the command line sets with ``flag``.
 
     Args:
-        spelling: other fields of ``Option``.
+        spelling: values of the other fields of ``Option``.
 
     Returns:
         a dataclass field with this default and the `Option` in its metadata.
@@ -169,11 +169,11 @@ def as_keywords(options: Any, *groups: type) -> dict[str, Any]:
 
 
 def options_from_table(options: type[T], table: Mapping[str, Any]) -> T:
-    """Read options from a table of a ``fleet.toml``.
+    """Read options from one table of a ``fleet.toml``.
 
     Args:
-        table: flag without "--" and with _ for - -> a value or a list of values. Keys that are not flags of ``options``
-            are ignored.
+        table: key -> a value or a list of values. A key is a flag without "--", with _ instead of -. Keys that are not
+            flags of ``options`` are ignored.
 
     Returns:
         an instance of ``options``, with defaults for missing keys.
@@ -229,35 +229,42 @@ class LoadingOptions:
     model: str | None = option_field(
         None,
         "--model",
-        "Factory that builds the model for a file of weights, such as mypackage.nets:Encoder.",
+        "Class or function that builds the model, such as mypackage.nets:Encoder. Needed for a file that holds only"
+        " weights.",
         metavar="MODULE:FACTORY",
     )
     model_args: Mapping[str, Any] | None = option_field(
         None,
         "--model-arg",
-        "Argument of the factory, as a Python literal or text. Repeatable.",
+        "Argument for the class or function that --model names. The value is a Python literal or text. Repeatable.",
         metavar="NAME=VALUE",
         type=list[str] | None,
         read=parse_factory_arguments,
     )
-    key: str | None = option_field(None, "--key", "Checkpoint entry that holds the weights.")
-    trust: bool = option_field(False, "--trust", "Run code that the file contains (a pickled module, for example).")
+    key: str | None = option_field(None, "--key", "Name of the checkpoint entry that holds the weights.")
+    trust: bool = option_field(False, "--trust", "Run code that the model file contains, such as a pickled module.")
     imports: Sequence[str] = option_field(
         (),
         "--import",
-        "Module to import first, to register operators or output classes. Repeatable.",
+        "Python module to import before the model is loaded, because it registers operators or output classes."
+        " Repeatable.",
         metavar="MODULE",
         type=list[str] | None,
     )
     inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'Dtype, shape and values of an input, such as "ids:int64\[n,s]{0:999}". Repeatable.',
+        r'Name, dtype, shape and value range of an input. For example, "ids:int64\[n,s]{0:999}" is the input ids of'
+        " shape n × s with values from 0 to 998. Repeatable.",
         metavar="SPEC",
         type=list[str] | None,
     )
     dims: Sequence[str] = option_field(
-        (), "--dim", "Range of a dynamic dim. Repeatable.", metavar="NAME=MIN:OPT:MAX", type=list[str] | None
+        (),
+        "--dim",
+        "Smallest, usual and largest size of a dynamic dim. Repeatable.",
+        metavar="NAME=MIN:OPT:MAX",
+        type=list[str] | None,
     )
     eval: bool = option_field(False, "--eval", "Put the model in eval mode.")
     task: str | None = option_field(
@@ -283,7 +290,7 @@ _DEFAULTS = {each.name: each.default for each in fields(LoadingOptions)}
 
 @dataclass(frozen=True, kw_only=True)
 class RunnersOption:
-    """Option for more runtimes than onnxruntime that run ONNX files."""
+    """Option that adds runtimes, besides onnxruntime, to run ONNX files in."""
 
     runners: Sequence[str] = option_field(
         (),
@@ -302,8 +309,8 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Target runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Chooses between"
-        " equivalent forms of a norm.",
+        "Target runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Each norm is written in the"
+        " form that is best for this runtime.",
         metavar="RUNTIME",
         type=Runtime,
     )
@@ -311,7 +318,8 @@ class ConversionOptions:
     fuse: str = option_field(
         "standard",
         "--fuse",
-        "portable: use normdeploy's own ops, with bodies that run anywhere, for norms without a standard op.",
+        "portable: use normdeploy's own ops for norms that have no standard op. Every runtime can run the bodies of"
+        " these ops. standard: write only ONNX's standard ops.",
         type=Fuse,
     )
 
@@ -319,7 +327,8 @@ class ConversionOptions:
     strict: bool = option_field(
         False,
         "--strict",
-        "Fail if a rewrite fails its proof; without it, the rewrite is undone and its norm is listed as skipped.",
+        "Fail if a rewrite fails its proof. Without --strict, the rewrite is undone, and the norm is listed as"
+        " skipped.",
     )
     strict_proof: bool = option_field(
         False,
@@ -331,58 +340,62 @@ class ConversionOptions:
     precision: str | None = option_field(
         None,
         "--precision",
-        "Compute in half precision (aliases: float16, bfloat16); out-of-range values stay float32. Default: float32.",
+        "Compute in half precision. Values that are out of its range stay float32. The names float16 and bfloat16 are"
+        " accepted too. Default: float32.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
     calibrate: Calibration = option_field(
         (),
         "--calibrate",
-        "Input arrays by name. The model runs on them to find out-of-range values; with --quantize, they are the"
-        " calibration samples. Repeatable.",
+        "File of input arrays by name. The model runs on these arrays to find out-of-range values. With --quantize, the"
+        " arrays are the calibration samples. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
-    keep_io: bool = option_field(False, "--keep-io", "With --precision: keep inputs and outputs float32.")
+    keep_io: bool = option_field(
+        False, "--keep-io", "With --precision: keep the model's inputs and outputs in float32."
+    )
 
     # Quantization.
     quantize: str | None = option_field(
         None,
         "--quantize",
-        "Compute linear layers and convolutions in int8 or FP8, or store their weights in INT4 (QDQ).",
+        "int8 or fp8: compute linear layers and convolutions in this type. int4: store their weights in INT4. The file"
+        " contains QuantizeLinear and DequantizeLinear nodes.",
         type=Quantize | None,
     )
     calibration: str | None = option_field(
         None,
         "--calibration",
-        "With --quantize: method to choose ranges from the samples: minmax (default), entropy or percentile.",
+        "With --quantize: how value ranges are computed from the samples: minmax (default), entropy or percentile.",
         metavar="METHOD",
         type=Calibrator | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: metric to reach on samples not used for calibration, such as cosine:0.995; layers stay float"
-        " until it is met. Repeatable.",
+        "With --quantize: metric that the file must reach, such as cosine:0.995. The metric is computed on samples that"
+        " are not used for calibration. Layers go back to float until the file reaches the metric. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     dynamic: bool = option_field(
         False,
         "--dynamic",
-        "With --quantize int8: compute activation ranges at run time, in onnxruntime; needs no samples.",
+        "With --quantize int8: no samples are needed, because onnxruntime computes the activation ranges at run time.",
     )
     rotate: bool = option_field(
         False,
         "--rotate",
-        "With --quantize: first rotate the residual stream and the attention values by Hadamard matrices, if"
-        " proved equivalent.",
+        "With --quantize: first rotate the residual stream and the attention values by Hadamard matrices. A rotation is"
+        " made only if it is proved equivalent.",
     )
     keep_float: Sequence[str] = option_field(
         (),
         "--keep-float",
-        "With --quantize: keep a layer in float, named by its module or its output; * matches any characters."
-        " Repeatable.",
+        "With --quantize: layer to keep in float, by the name of its module or of its output tensor. * matches any"
+        " characters. Repeatable.",
         metavar="LAYER",
         type=list[str] | None,
     )
@@ -391,7 +404,8 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "Compare the whole model's outputs before and after the rewrites, if its weights take at most this many bytes.",
+        "Skip the comparison of the outputs before and after the rewrites if the model's weights are larger than this,"
+        " in bytes.",
         metavar="BYTES",
         minimum=0,
     )

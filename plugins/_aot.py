@@ -1,9 +1,10 @@
 """Compile kernels ahead of time to portable PTX, and cache the PTX on disk by content.
 
-The PTX runs on every driver from CUDA 12.0 on that knows the GPU. Triton's output is made portable and checked here, so
-that a fault is an error now instead of a broken engine later. The two hidden parameters (global and profile scratch)
-must be unused and are removed. ``.target sm_90a`` and the like become the plain architecture, because no instruction
-needs the letter. No source path is inside.
+The PTX runs on every driver from CUDA 12.0 on that supports the GPU. This module makes Triton's output portable and
+checks it, so that a fault raises an error now instead of breaking an engine later. Triton's two hidden parameters
+(global and profile scratch) must be unused, and are removed. A target such as ``sm_90a`` becomes the plain architecture
+``sm_90``. This is possible because no instruction of the kernels needs the features of the suffix. The PTX must not
+contain the path of a source file.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from typing import Any
 from ._launch import QUANTIZED, Launch, Op, Tensor
 from ._ptxas import without_spills
 
-# Compute capability: version of PTX. The version is 8.0 (CUDA 12.0, drivers from R525 on) or the first that knows the
-# capability (8.6: R565, 8.7: R570); Triton's own choice is newer than many drivers. GPUs that are not listed, such as
-# 10.3 and 12.1, use the kernel of the next lower one: without architecture-specific instructions, PTX runs on every
-# later GPU (PTX ISA, ".target").
+# Compute capability → PTX version times ten. The version is 8.0 (CUDA 12.0, drivers from R525 on), or the first version
+# that supports the capability (8.6: R565, 8.7: R570). Triton would choose a version that many drivers do not support. A
+# GPU that is not listed, such as 10.3 or 12.1, uses the kernel of the next lower capability: without
+# architecture-specific instructions, PTX runs on every later GPU (PTX ISA, ".target").
 PTX_VERSIONS = {(7, 5): 80, (8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 80, (10, 0): 86, (12, 0): 87}
 CAPABILITIES = tuple(PTX_VERSIONS)
-# First GPUs with conversions to E4M3, and the first PTX with these instructions (CUDA 12.1, R530).
+# Lowest compute capability with conversions to E4M3, and lowest PTX version with these instructions (CUDA 12.1, R530).
 FP8_SINCE, FP8_PTX = (8, 9), 81
-# Instructions of sm_90a, sm_100a and sm_120a alone; the plain architectures lack them.
+# Instructions that exist only on sm_90a, sm_100a and sm_120a, not on the plain architectures.
 _SPECIFIC = re.compile(r"\b(wgmma|tcgen05|setmaxnreg|multimem|clusterlaunchcontrol)\b")
 
 
@@ -40,10 +41,10 @@ class Compiled:
     """Compiled kernel.
 
     Attributes:
-        name: name of the entry; contains a digest of the PTX.
-        shared: shared memory in bytes.
-        warps: warps of a block.
-        arguments: names of the int32 arguments between inputs and outputs.
+        name: name of the kernel's entry function; contains a digest of the PTX.
+        shared: shared memory of a block, in bytes.
+        warps: number of warps of a block.
+        arguments: names of the int32 arguments, which are passed between inputs and outputs.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Compiled:
 
 
 class AotError(RuntimeError):
-    """Kernel can't be put into an engine; the message says how to fix it if that is possible."""
+    """Raised if a kernel can't be put into an engine. The message says how to fix this, if possible."""
 
 
 def cache_folder() -> Path:
@@ -71,10 +72,10 @@ def target_of(capability: tuple[int, int]) -> tuple[int, int]:
     """Return the compute capability to compile for.
 
     Returns:
-        the nearest of CAPABILITIES that is not above the GPU's.
+        the highest of CAPABILITIES that is not above the GPU's compute capability.
 
     Raises:
-        AotError: the GPU is older than all of them.
+        AotError: the GPU is older than all of CAPABILITIES.
     """
     known = [c for c in CAPABILITIES if c <= capability]
     if not known:
@@ -87,7 +88,7 @@ def specialized(launch: Launch) -> dict[str, int]:
     """Select the scalars that the kernel is compiled for.
 
     Returns:
-        every constant size except the number of rows, which no kernel profits from.
+        every constant size except the number of rows. A constant number of rows would make no kernel faster.
     """
     return {name: value for name, value in launch.scalars.items() if isinstance(value, int) and name != "rows"}
 
@@ -95,14 +96,14 @@ def specialized(launch: Launch) -> dict[str, int]:
 def compile_launch(
     op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Sequence[Tensor], capability: tuple[int, int]
 ) -> Compiled:
-    """Compile the kernel of ``launch`` for a compute capability and all later ones, or read it from the cache.
+    """Compile the kernel of ``launch`` for a compute capability and all higher ones, or read the kernel from the cache.
 
     Returns:
         the kernel; its name contains a digest of the PTX.
 
     Raises:
-        AotError: the GPU lacks the type, Triton or its ptxas fails, or the PTX uses scratch memory, uses instructions
-            of one architecture alone, or names a source file.
+        AotError: the GPU lacks the type, or Triton or its ptxas fails. Also raised if the PTX uses scratch memory, uses
+            instructions of a single architecture, or names a source file.
     """
     if capability < FP8_SINCE and any(t.dtype == QUANTIZED["fp8"] for t in outputs):
         least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))
@@ -188,7 +189,7 @@ def _write(file: Path, compiled: Compiled) -> None:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
             out.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text)
         os.replace(out.name, file)
-    # A cache that can't be written only costs time.
+    # If the cache can't be written, the kernel is only compiled again next time.
     except OSError:
         return
 
@@ -202,7 +203,8 @@ def _compile(
     from triton.knobs import compilation
     from triton.runtime.errors import PTXASError
 
-    # Pointers have the alignment of cudaMalloc and TensorRT; without the hint loads are 2 bytes wide.
+    # Pointers from cudaMalloc and TensorRT are aligned to at least 16 bytes. Without this hint, each load would be only
+    # 2 bytes wide.
     hints = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
     version = max(PTX_VERSIONS[capability], FP8_PTX if f"*{QUANTIZED['fp8']}" in signature.values() else 0)
@@ -254,7 +256,7 @@ def named(ptx: str, name: str) -> tuple[str, str]:
 
 
 def portable(ptx: str, name: str, visible: int) -> str:
-    """Make PTX portable, as the module's docstring describes: keep only the ``visible`` first parameters, and use the
+    """Make PTX portable, as the module's docstring describes: keep only the first ``visible`` parameters, and use the
     plain architecture.
 
     Returns:

@@ -1,7 +1,8 @@
-"""Describe an op's kernel launch in values that the interpreter, the ahead-of-time compiler, GPU tests and TensorRT all
-read.
+"""Describe an op's kernel launch by values that four users share: Triton's interpreter, the ahead-of-time compiler, GPU
+tests and TensorRT.
 
-Sizes are ints or TensorRT's symbolic expressions; these support only ``+ − * //`` and ``==`` with an int on the right.
+Sizes are ints or TensorRT's symbolic expressions. Expressions support only ``+ − * //`` and ``==``, with an int on the
+right.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# int or a symbolic expression of TensorRT.
+# An int, or a symbolic expression of TensorRT.
 Size = Any
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "i8": 1, "fp8e4nv": 1}
 # Values of an attribute ``to`` -> Triton's name of the type.
 QUANTIZED = {"int8": "i8", "fp8": "fp8e4nv"}
-# Texts that an attribute may have; plugin nodes store their positions in this tuple. The bindings of TensorRT 10.9 to
-# 10.15 garble texts under NumPy 2.
+# Texts that an attribute may have. A plugin node stores the position of a text in this tuple, because the bindings of
+# TensorRT 10.9 to 10.15 corrupt texts under NumPy 2.
 TEXTS = ("none", "relu", "silu", "int8", "fp8")
 
 
 class Unknown:
-    """Size that is unknown when the engine is built; nothing is computed from it."""
+    """Size that is unknown when the engine is built. No other value is computed from this size."""
 
     is_fake = True
 
@@ -39,8 +40,9 @@ class Tile:
     """Work of one program: ``rows`` × ``block`` elements by ``warps`` warps.
 
     Attributes:
-        loop: the program loops over further blocks if the row is longer.
-        pack: number of groups side by side in the tile, or of channels of one group in one of its rows.
+        loop: True if the program loops over further blocks, for rows longer than ``block``.
+        pack: number of groups that are side by side in the tile, or number of channels of one group in one row of the
+            tile.
     """
 
     rows: int
@@ -56,7 +58,8 @@ class Launch:
 
     The arguments are the op's inputs, ``scalars`` (int32) in order, its outputs, and ``constants``. A tensor may have
     more than 2³¹ elements, but sizes and TensorRT's expressions are int32. So neither the number of rows nor the length
-    of one may reach 2³¹. No expression exceeds both: only rows, a row, and blocks of rows are ever multiplied.
+    of a row may reach 2³¹. No expression is larger than these two, because only dims within the rows, within a row, and
+    blocks of rows are multiplied.
 
     Raises:
         ValueError: a known size is too large.
@@ -77,7 +80,7 @@ def check_size(name: str, size: Size) -> None:
     """Check that a known size is below 2³¹.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the size is 2³¹ or more.
     """
     if isinstance(size, int) and size >= 2**31:
         raise ValueError(
@@ -90,17 +93,17 @@ class Op:
     """One op of the domain ``normdeploy``.
 
     Attributes:
-        types: a letter for each input, then for each output: T the data's type, P the parameters' (the data's, or
-            fp32), F fp32, Q the quantized type of the attribute ``to``.
+        types: one letter for each input, then for each output. T is the data's type. P is the parameters' type: the
+            data's type or fp32. F is fp32. Q is the quantized type of the attribute ``to``.
         attributes: name -> Python type.
-        tiles: lists the tactics, the default first; it may use constant sizes only.
+        tiles: function that lists the tactics, the default first. It may use only constant sizes.
         launch: makes the launch of a tactic.
         reference: computes the op on float64 arrays, with attributes as keywords.
-        shapes: computes the outputs' shapes from the inputs'; None if each is like the first input. Shapes may be
-            symbolic.
+        shapes: computes the outputs' shapes from the inputs' shapes, which may be symbolic; None if each output has the
+            shape of the first input.
         required: attribute -> allowed values.
-        beside: for inputs (N, C, H, W) with memory (N, H, W, C): returns the op, inputs and attributes that compute the
-            same there.
+        beside: for inputs (N, C, H, W) that are stored as (N, H, W, C): returns the op, inputs and attributes that
+            compute the same result in this memory format.
     """
 
     name: str
@@ -133,7 +136,7 @@ class Op:
             attributes, with texts in place of their positions.
 
         Raises:
-            ValueError: one is missing or has an invalid value.
+            ValueError: an attribute is missing or has an invalid value.
         """
         missing = [name for name in self.attributes if name not in given]
         if missing:
@@ -169,10 +172,11 @@ Call = tuple[Op, list[Tensor], dict[str, Any]]
 def in_channels_last(op: Op, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> Call | None:
     """Find the op that computes ``op`` if x and y are in TensorRT's format HWC8.
 
-    HWC8 pads the channels to a multiple of 8 and exists for half precision only; without padding it is (N, H, W, C).
+    HWC8 pads the channels to a multiple of 8, and exists for half precision only. If nothing is padded, it is (N, H, W,
+    C).
 
     Returns:
-        op, inputs and attributes, or None if there is none.
+        op, inputs and attributes; None if no op computes this.
     """
     x = inputs[0]
     channels = constant(x.shape[1]) if len(x.shape) == 4 else None
@@ -186,7 +190,7 @@ def constant(size: Size) -> int | None:
     """Return the value of a size that is known when the engine is built.
 
     Returns:
-        the value; None for a dynamic size, and while TensorRT asks with fake shapes.
+        the value; None for a dynamic size, and while TensorRT calls with placeholder shapes.
     """
     if isinstance(size, int):
         return size
@@ -194,8 +198,8 @@ def constant(size: Size) -> int | None:
 
 
 def constant_product(sizes: Iterable[Size]) -> int | None:
-    """Multiply sizes if all are constant. No symbolic arithmetic is used, because TensorRT forbids it while it asks for
-    tactics.
+    """Multiply sizes if all are constant. No symbolic arithmetic is used, because TensorRT forbids it while it requests
+    the tactics.
 
     Returns:
         the product, or None.
@@ -210,10 +214,11 @@ def constant_product(sizes: Iterable[Size]) -> int | None:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """Multiply sizes. Constants are multiplied first, and from the right, because TensorRT has no ``int * expression``.
+    """Multiply sizes. Constants are multiplied first, and an expression is multiplied by their product on its right,
+    because TensorRT has no ``int * expression``.
 
     Returns:
-        an int if all are constant, else an expression.
+        an int if all sizes are constant, else an expression.
     """
     factor, symbolic = 1, None
     for size in sizes:
@@ -228,7 +233,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def one_each(shape: Sequence[Size], axis: int) -> tuple[Size, ...]:
-    """Return the shape of one number for each row, with the same rank.
+    """Return the shape of a tensor with one number for each row, and the same rank as ``shape``.
 
     Returns:
         ``shape`` with 1 in place of the dims from ``axis`` on.
@@ -249,7 +254,8 @@ def programs(size: Size) -> Size:
     """Return a grid of ``size`` programs.
 
     Returns:
-        at least 1, because CUDA refuses a grid of 0; all rows of that program are masked if the batch is empty.
+        at least 1, because CUDA refuses a grid of 0. For an empty batch, there is one program, all of whose rows are
+        masked.
     """
     return size + (size == 0) * 1
 
@@ -263,25 +269,27 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-# Elements that one program keeps in registers: with 16,384 elements and 8 or more warps nothing spills in any type
-# (tests/plugins/test_aot.py).
+# Maximum number of elements that one program keeps in registers. With 16,384 elements and 8 or more warps, nothing
+# spills in any type (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
-# More than 8 warps wait for each other in every reduction: on an H200 a LayerNorm of 16,384 columns took 109 µs with 16
-# or 32 of them and 75 µs with 8 (benchmarks/results/kernels.md).
+# Maximum number of warps by default. With more warps, the warps wait longer for each other in every reduction: on an
+# H200, a LayerNorm of 16,384 columns took 109 µs with 16 or 32 warps, and 75 µs with 8 (benchmarks/results/kernels.md).
 USUAL_WARPS = 8
-# Elements and warps of a program that reads a longer row in pieces. 8 elements a thread, one access of 16 bytes in half
-# precision, take 40 to 56 registers in most kernels; 16 take 64 and more (benchmarks/results/roofline.md).
+# Tactics for a program that reads a row in pieces, as (elements of a piece, warps), the default first. 8 elements per
+# thread, which are one access of 16 bytes in half precision, take 40 to 56 registers in most kernels. 16 elements per
+# thread take 64 registers and more (benchmarks/results/roofline.md).
 LOOPED = ((4096, 16), (2048, 8), (8192, 16), (1024, 4))
-# The same for rows known to be longer than REGISTER_TILE. On an H200 rows of 65,536 took 112 µs with 1024 elements at a
-# time, 107 with 4096, 93 with 8192 and 80 with 16,384; groups of 20,480 took 85 with 4096, 92 with 8192 and 108 with
-# 16,384.
+# Tactics as in LOOPED for rows that are known to be longer than REGISTER_TILE. On an H200, rows of 65,536 elements took
+# 112 µs with pieces of 1024 elements, 107 µs with 4096, 93 µs with 8192 and 80 µs with 16,384. Groups of 20,480
+# elements took 85 µs with 4096, 92 µs with 8192 and 108 µs with 16,384.
 LONG = ((8192, 16), (4096, 16), (16384, 16))
-# From about this many elements per program on, a block has enough loads in flight; smaller rows share a program.
+# Minimum number of elements per program with which a block has enough loads in flight. Rows shorter than this share a
+# program.
 SMALL_TILE = 2048
 
 
 def warps_for(elements: int, per_thread: int) -> int:
-    """Return the number of warps for ``elements`` with ``per_thread`` elements a thread.
+    """Return the number of warps for ``elements`` with ``per_thread`` elements per thread.
 
     Returns:
         1 to 32.
@@ -290,7 +298,8 @@ def warps_for(elements: int, per_thread: int) -> int:
 
 
 def usual_warps(elements: int) -> int:
-    """Return the default number of warps: 16 elements a thread, or more if that would exceed USUAL_WARPS.
+    """Return the default number of warps. A thread gets 16 elements, or more if the number of warps would exceed
+    USUAL_WARPS.
 
     Returns:
         1 to USUAL_WARPS.
@@ -302,9 +311,9 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
     """List the tactics for rows of ``n`` contiguous elements.
 
     Args:
-        n: None for a length that is known only at run time.
-        heavy: the kernel computes or reads more for each element than a norm alone. Then fewer threads, and pieces
-            instead of idle lanes, are faster.
+        n: length of a row; None if it is known only at run time.
+        heavy: True if the kernel computes or reads more for each element than a norm alone. Then tactics with fewer
+            threads, or with pieces instead of idle lanes, come first, because they are faster.
 
     Returns:
         tactics, the default first.
@@ -322,7 +331,8 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
     if heavy:
         one = max(SMALL_TILE // 2, block)
         tiles.insert(0, Tile(one // block, block, min(USUAL_WARPS, warps_for(one, 32))))
-    # Such rows load 2 bytes at a time; a program of one warp then needs half as many instructions.
+    # If the length of a row is not a multiple of 4, loads are only 2 bytes wide. In this case, a program of one warp
+    # needs half as many instructions.
     if n % 4 and block <= 256:
         tiles.insert(0, Tile(256 // block, block, 1))
     pieces = in_pieces(n, block)
@@ -332,27 +342,29 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
 
 
 def in_pieces(n: int, block: int) -> list[Tile]:
-    """Return the tile that reads a row of ``n`` elements in pieces, although ``block`` elements fit into registers.
+    """Return the tile that reads a row of ``n`` elements in pieces, if pieces are faster although ``block`` elements
+    fit into registers.
 
     Returns:
-        one tile; none without an advantage.
+        a list of one tile; an empty list if pieces have no advantage.
     """
     piece = n & -n
     idle = 4 * (block - n) >= block
-    # 5120 and 10240: more than a third of the lanes would be idle.
+    # Without pieces, more than a third of the lanes would be idle, for example for rows of 5120 or 10240 elements.
     if idle and piece >= 256:
         return [Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True)]
-    # Such as 1152.
+    # This applies, for example, to rows of 1152 elements.
     if idle and piece == 128:
         return [Tile(1, 512, 2, loop=True)]
-    # One block holds the tile, and no second block fits beside it.
+    # A tile of this size leaves no registers for a second block on the multiprocessor.
     if block == REGISTER_TILE:
         return [Tile(1, *LOOPED[0], loop=True)]
     return []
 
 
 def row_launch(kernel: Any, x: Tensor, axis: int, tile: Tile, constants: dict[str, Any], **scalars: Size) -> Launch:
-    """Make the launch of a kernel over rows: dims from ``axis`` on form a row, the dims before it count the rows.
+    """Make the launch of a kernel over rows. The dims from ``axis`` on form a row. The product of the dims before
+    ``axis`` is the number of rows.
 
     Returns:
         the launch.

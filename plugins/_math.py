@@ -1,11 +1,13 @@
-"""Shared parts of the Triton kernels: loads in float32, statistics, and the affine at the end.
+"""Shared parts of the Triton kernels: loads in float32, statistics, and the scale and shift at the end.
 
 Every tile has two dims, ``[R, B]``; a row's statistics have the shape ``[R, 1]``. Masked elements are loaded as 0.
 
-Statistics are never E[x²] − E[x]². A row that fits in registers takes two passes over them. A longer one is read twice:
-each lane runs Welford's update (Technometrics 4, 1962), then the lanes are merged by the formula of Chan, Golub and
-LeVeque (1979): mean = Σ nᵢmᵢ / n and M2 = Σ (M2ᵢ + nᵢ(mᵢ − mean)²). A mean is always computed as ``first + mean(x −
-first)`` with the row's first element. That is exact for a constant row, and a large offset does not make the sum grow.
+The variance is never computed as E[x²] − E[x]². For a row that fits in registers, two passes over the registers compute
+the mean and the variance. A longer row is read from memory twice. In the first pass, each lane runs Welford's update
+(Technometrics 4, 1962). Then the lanes are merged by the formula of Chan, Golub and LeVeque (1979): mean = Σ nᵢmᵢ / n
+and M2 = Σ (M2ᵢ + nᵢ(mᵢ − mean)²). M2 is the sum of squared deviations. A mean is always computed as ``first + mean(x −
+first)``, where ``first`` is the row's first element. This is exact for a constant row, and a large offset does not
+enlarge the sum.
 """
 
 import triton
@@ -17,7 +19,8 @@ def tile_rows(rows, n, ROWS: tl.constexpr):
     """Compute the rows of this program.
 
     Returns:
-        int64 ``[ROWS]`` (a tensor may have more than 2³¹ elements), and a mask of rows that exist and have elements.
+        row numbers as int64 ``[ROWS]``, because a tensor may have more than 2³¹ elements; and a mask of the rows that
+        exist and have elements.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return row, (row < rows) & (n > 0)
@@ -25,7 +28,7 @@ def tile_rows(rows, n, ROWS: tl.constexpr):
 
 @triton.jit
 def positive(size):
-    """Make a size safe to divide by. A division by 0 lets the compiler do anything with the rest of the kernel.
+    """Make a size safe as a divisor. A division by 0 is undefined, and the compiler may then break the whole kernel.
 
     Returns:
         the size, or 1 for an empty tensor.
@@ -45,8 +48,8 @@ def parts(size, BLOCK: tl.constexpr):
 
 @triton.jit
 def inside(live, held, ROWS: tl.constexpr):
-    """Combine the masks of a tile: the elements ``held`` of each row, in the rows that are ``live``. The only row of a
-    program is always there, and without its predicates the kernel needs fewer registers.
+    """Combine the masks of a tile: ``held`` for the elements of a row, and ``live`` for the rows. A program with a
+    single row ignores ``live``, because this row always exists. A kernel that ignores ``live`` needs fewer registers.
 
     Returns:
         mask of the tile.
@@ -56,7 +59,7 @@ def inside(live, held, ROWS: tl.constexpr):
 
 @triton.jit
 def is_wide(n, ptr):
-    """Check if every row of ``n`` elements begins at a multiple of 16 bytes, given that the tensor does.
+    """Check if every row of ``n`` elements begins at a multiple of 16 bytes, provided that the tensor itself does.
 
     Returns:
         true or false.
@@ -66,10 +69,10 @@ def is_wide(n, ptr):
 
 @triton.jit
 def widened(n, ptr, WIDE: tl.constexpr):
-    """Return ``n``; if `is_wide`, as a product with the elements of 16 bytes.
+    """Return ``n``. If `is_wide` holds, write ``n`` as a multiple of the number of elements in 16 bytes.
 
-    Only so does the compiler see that addresses are multiples of 16 (``tl.multiple_of`` of an argument does not reach
-    them).
+    Only in this form does the compiler know that addresses are multiples of 16. ``tl.multiple_of`` of an argument has
+    no effect on the addresses.
 
     Returns:
         the same number.
@@ -78,10 +81,10 @@ def widened(n, ptr, WIDE: tl.constexpr):
     return n // wide * wide if WIDE else n
 
 
-# A constexpr_function, because the result of a `triton_config.jit` function is not a constant in Triton 3.6.
+# This is a constexpr_function, because the result of a `triton_config.jit` function is not a constant in Triton 3.6.
 @triton.constexpr_function
 def half(SIZE):
-    """Halve a tile, for rows that are not wide: each of their elements has its own address and predicate.
+    """Halve a tile for rows that are not wide, because each element of such a row needs its own address and predicate.
 
     Returns:
         half the size, at least 1.
@@ -101,8 +104,8 @@ def load(ptr, offset, mask):
 
 @triton.jit
 def load_column(ptr, offset, mask):
-    """Load one element a row, ``[ROWS]`` → ``[ROWS, 1]``. Loaded as a column, it would be loaded once for each element
-    of a thread.
+    """Load one element per row, ``[ROWS]`` → ``[ROWS, 1]``. A load of shape ``[ROWS, 1]`` would be repeated for each
+    element of a thread.
 
     Returns:
         float32 ``[ROWS, 1]``.
@@ -118,7 +121,7 @@ def store(ptr, offset, value, mask):
 
 @triton.jit
 def load_sum(x_ptr, residual_ptr, offset, mask, ADD: tl.constexpr):
-    """Load x, or x + residual rounded as it is stored: the norm after an Add sees the rounded sum.
+    """Load x, or x + residual rounded to the stored type, because the norm after an Add reads the rounded sum.
 
     Returns:
         float32.
@@ -157,11 +160,11 @@ def merge(count, mean, m2, first, n, AXIS: tl.constexpr):
 def welford(x, mask, k, mean, m2):
     """Run one step of Welford's update in each lane.
 
-    A lane starts with its first element as its mean. A first step would divide by 1, for which div.full may err, and
-    the mean must be exact.
+    A lane starts with its first element as its mean, without a step. A step would divide by 1. div.full may be inexact
+    even for this division, but the mean of one element must be exact.
 
     Args:
-        k: number of elements that a live lane has seen after this step, 2 or more.
+        k: number of elements that a live lane has processed after this step, 2 or more.
 
     Returns:
         (mean, M2).
@@ -217,8 +220,8 @@ def row_mean_square(x_ptr, residual_ptr, base, live, n, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def inverse_root(variance, EPSILON: tl.constexpr):
-    """Compute 1/√(variance + ε) in correctly rounded steps; rsqrt.approx flushes a denormal variance to 0. This runs
-    once a row, so it costs nothing.
+    """Compute 1/√(variance + ε) in correctly rounded steps, because rsqrt.approx flushes a denormal variance to 0. This
+    is computed once per row, so it takes almost no time.
 
     Returns:
         ``[R, 1]``.
@@ -254,8 +257,8 @@ def split_length(n, SPLITS: tl.constexpr):
 def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
     """Merge partial statistics (row, split, 2) in float32; a row is ``n`` items of ``UNIT`` elements, split by items.
 
-    Each thread merges one part after the other by itself: the loads don't wait for each other, and a reduction across
-    threads would cost more.
+    Each thread merges all parts, one after the other. The loads don't wait for each other, so this is faster than a
+    reduction across threads.
 
     Returns:
         (mean, M2), each of the shape of ``row``.
@@ -268,10 +271,11 @@ def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
     for split in tl.static_range(1, SPLITS):
         count = tl.minimum(tl.maximum(n - split * length, 0), length) * 1.0 * UNIT
         before = tl.minimum(n, split * length) * 1.0 * UNIT
-        # Relative to the first part's mean, so that a sum does not round at the size of the means.
+        # Means are taken relative to the first part's mean, so that rounding errors do not grow with the size of the
+        # means.
         delta = load(statistics_ptr, at + 2 * split, live) - first - mean
         share = count / tl.maximum(before + count, 1.0)
         mean += delta * share
-        # In this order a part without elements adds 0, however large the mean is.
+        # The factors are in this order so that a part without elements adds 0, however large the mean is.
         m2 += load(statistics_ptr, at + 2 * split + 1, live) + before * share * delta * delta
     return first + mean, m2

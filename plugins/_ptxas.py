@@ -1,4 +1,4 @@
-"""Run the ptxas that triton ships on a kernel's PTX. A driver has its own ptxas, of another version."""
+"""Run triton's ptxas on a kernel's PTX. The ptxas that a GPU's driver contains may have another version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# Registers a thread; above each, fewer warps fit on a multiprocessor.
+# Limits of registers per thread. Above each limit, fewer warps fit on a multiprocessor.
 _STEPS = (40, 48, 64, 80, 96, 128, 168, 255)
 
 
@@ -17,9 +17,9 @@ class Resources:
     """Resources of a kernel.
 
     Attributes:
-        registers: per thread.
-        spilled: bytes stored and loaded.
-        shared: bytes a block.
+        registers: registers per thread.
+        spilled: bytes of registers that are stored to and loaded from memory.
+        shared: bytes of shared memory per block.
     """
 
     registers: int
@@ -34,7 +34,7 @@ def assemble(ptx: str, capability: tuple[int, int]) -> Resources:
         resources of the kernel.
 
     Raises:
-        CalledProcessError: ptxas refuses the PTX; has its message.
+        CalledProcessError: ptxas refuses the PTX; the error contains ptxas's message.
     """
     from triton import knobs
 
@@ -54,10 +54,11 @@ def assemble(ptx: str, capability: tuple[int, int]) -> Resources:
 
 
 def without_spills(ptx: str, capability: tuple[int, int]) -> str:
-    """Allow the kernel more registers if ptxas would spill a few bytes rather than exceed the next lower step.
+    """Allow the kernel more registers if ptxas would otherwise spill a few bytes to stay below one of the limits in
+    `_STEPS`.
 
     Returns:
-        PTX with a limit of registers; unchanged if no limit helps.
+        PTX with a higher limit of registers; the PTX unchanged if no limit avoids the spills.
     """
     found = assemble(ptx, capability)
     threads = int(re.findall(r"\.reqntid (\d+)", ptx)[0])

@@ -1,12 +1,13 @@
 """Shared parts of the kernels for a norm followed by QuantizeLinear, in int8 and FP8.
 
-QuantizeLinear with zero point 0 (ONNX): int8 is saturate(round(y / scale)), with ties to even. FP8 (E4M3, at most 448)
-is the nearest number of that type; larger values saturate. y is the norm rounded to x's type, as QuantizeLinear would
-read it; the quotient is a correctly rounded float32 (`quotient`). A NaN becomes −128 in int8 (ONNX leaves it open;
-onnxruntime 1.31 does the same) and a NaN in FP8.
+QuantizeLinear has the zero point 0 (ONNX). For int8 the result is saturate(round(y / scale)), with ties to even. For
+FP8 (E4M3, at most 448) it is the nearest number of that type; larger quotients saturate. y is the norm rounded to x's
+type, as QuantizeLinear would read it. The quotient is a correctly rounded float32 (`quotient`). In int8, a NaN becomes
+−128, as in onnxruntime 1.31; ONNX does not define this case. In FP8, a NaN stays a NaN.
 
-The scale is given, one number, or (``DYNAMIC``) computed for each row in float32: max(max|y|, least) / 127, or / 448. A
-NaN in a row makes its scale a NaN. A row of zeros with least = 0 has the scale 0, and its quotient is a NaN.
+The scale is one number, which is an input. With ``DYNAMIC``, the scale is computed for each row in float32: max(max|y|,
+least) / 127 for int8, or / 448 for FP8. If a row contains a NaN, its scale is a NaN. If a row is zero and ``least`` is
+0, its scale is 0 and its quotients are NaN.
 """
 
 import numpy as np
@@ -48,7 +49,7 @@ def quantized(y: np.ndarray, scale: np.ndarray, to: str) -> np.ndarray:
 
 
 def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize by a scale for each row; rows are the dims from ``axis`` on.
+    """Quantize by one scale per row. A row consists of the dims from ``axis`` on.
 
     Returns:
         quantized values and scales.
@@ -60,13 +61,13 @@ def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray,
 
 @triton.jit
 def quotient(y, scale):
-    """Compute y / scale: correctly rounded if 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰ and the quotient is not so large or small that it
-    saturates or becomes 0 anyway; else within one place.
+    """Compute y / scale. The quotient is correctly rounded if 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰, and if it is neither so large that it
+    saturates nor so small that it becomes 0. Otherwise, its error is at most one unit in the last place.
 
-    It multiplies by the correctly rounded reciprocal, one for each row, and makes two corrections q + (y −
-    q·scale)/scale, whose remainders are exact in a fused multiply-add. After the first q is within one place, and the
-    second rounds correctly (Markstein, IBM J. Res. Dev. 34, 1990). A division for each element would take twice as many
-    instructions, one of them on the slow unit.
+    y is multiplied by the correctly rounded reciprocal of the scale, which is computed once per row. Two corrections q
+    + (y − q·scale)/scale follow; their remainders are exact in a fused multiply-add. After the first correction, the
+    error of q is at most one unit in the last place. The second correction rounds correctly (Markstein, IBM J. Res.
+    Dev. 34, 1990). A division for each element would take twice as many instructions, one of them on the slow unit.
 
     Returns:
         float32.
@@ -76,7 +77,7 @@ def quotient(y, scale):
     q = y * inverse
     better = tl.fma(tl.fma(-q, by, y), inverse, q)
     better = tl.fma(tl.fma(-better, by, y), inverse, better)
-    # The remainder of an infinity is not a number, so large quotients stay uncorrected.
+    # The remainder of an infinite quotient is NaN, so quotients from 512 on are not corrected.
     return tl.where(tl.abs(q) < 512.0, better, q)
 
 
@@ -85,14 +86,14 @@ def store_quantized(ptr, offset, y, scale, mask):
     """Divide ``y`` (float32) by ``scale`` and store it in the type of ``ptr``."""
     q = quotient(y, scale)
     if ptr.dtype.element_ty == tl.int8:
-        # At 2²² and above a float32 has no fraction digits. Adding 1.5 · 2²³ rounds to even, and the low bits of the
-        # sum are the integer. A comparison with a NaN is false.
+        # From 2²³ on, a float32 has no fraction digits. So adding 1.5 · 2²³ rounds to an integer, with ties to even,
+        # and the low bits of the sum are this integer. A comparison with a NaN is false, so a NaN becomes −128.
         limited = tl.minimum(tl.where(q > -128.0, q, -128.0), 127.0)
         bits = (limited + 12582912.0).to(tl.int32, bitcast=True)
         tl.store(ptr + offset, bits.to(tl.int8), mask=mask)
     else:
-        # Below sm_90 Triton truncates to float16 first. Truncated bits are kept as an odd last digit, so that no number
-        # becomes a false tie (round to odd: Boldo, Melquiond 2008).
+        # Below sm_90, Triton first truncates to float16. If the truncation drops nonzero bits, the last kept bit is set
+        # to 1, so that no number becomes a false tie (round to odd: Boldo, Melquiond 2008).
         bits = q.to(tl.int32, bitcast=True)
         odd = tl.where((bits & 0x1FFF) != 0, bits | 0x2000, bits).to(tl.float32, bitcast=True)
         tl.store(ptr + offset, odd.to(ptr.dtype.element_ty), mask=mask)
@@ -100,8 +101,8 @@ def store_quantized(ptr, offset, y, scale, mask):
 
 @triton.jit
 def magnitude(y, mask):
-    """Return the bits of |y|, 0 for masked elements. As integers they are ordered like the numbers, and a NaN is above
-    all.
+    """Return the bits of |y|, 0 for masked elements. The bits, as integers, are ordered like the numbers, and a NaN is
+    larger than all numbers.
 
     Returns:
         int32.
@@ -120,7 +121,7 @@ def row_scale(scale_ptr, row, rows, bits, LEAST: tl.constexpr, TO: tl.constexpr)
     largest = tl.where(largest < LEAST, LEAST, largest)
     limit: tl.constexpr = 127.0 if TO == tl.int8 else 448.0  # noqa: SIM300 (a type is not a constant)
     scale = tl.div_rn(largest, tl.full([1], limit, tl.float32))
-    # Rows without elements get a scale too.
+    # Rows without elements get a scale too, so only the rows are masked here.
     tl.store(scale_ptr + row, scale, mask=row < rows)
     return scale[:, None]
 
@@ -166,8 +167,9 @@ def norm_quantize(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """Compute LayerNorm (``CENTERED``) or RMSNorm of rows, of x + residual with ``ADD``, and quantize it by one scale,
-    or (``DYNAMIC``) by one for each row, which is an output. An unused pointer may be any other one.
+    """Compute LayerNorm (``CENTERED``) or RMSNorm of rows of x, or of x + residual with ``ADD``, and quantize the
+    result. The scale is one number, which is an input. With ``DYNAMIC``, there is one scale per row, and the scales are
+    an output. For an unused pointer, any other pointer may be passed.
     """
     # An empty batch still launches one program (`_launch.programs`).
     if rows == 0:

@@ -1,6 +1,7 @@
 """Residual add and LayerNorm over the last dim: sum = x + residual, y = LayerNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are of the stored sum, as after an Add node.
+x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are computed from the stored (rounded) sum, as
+after an Add node.
 """
 
 import numpy as np
@@ -53,7 +54,8 @@ def add_layer_norm_kernel(
             if LOOP:
                 mean, m2 = row_moments(x_ptr, residual_ptr, base, live, first, length, ROWS, SIZE, True)
                 scale = inverse_root(m2 / length, EPSILON)
-                # The sum is computed again: a value stored by another thread could be read back only after a barrier.
+                # The sum is computed again, because a value that another thread stored could be read only after a
+                # barrier.
                 for start in range(0, length, SIZE):
                     at = start + col
                     mask = inside(live, at < length, ROWS)

@@ -1,7 +1,7 @@
 """Residual add, LayerNorm over the last dim, and QuantizeLinear by one scale with zero point 0.
 
-To int8 or FP8 (E4M3, compute capability 8.9 and newer): sum = x + residual, y = the quantized norm of the stored sum.
-Both are outputs, y first.
+The type of y is int8 or FP8 (E4M3, compute capability 8.9 and newer). sum = x + residual, and y is the quantized norm
+of the stored sum. Both are outputs, y first.
 
 x, residual: (..., N), equal shapes; gamma, beta: (N,); y_scale: one number, float32. `_quantize` defines rounding and
 saturation.

@@ -1,6 +1,7 @@
 """Residual add and RMSNorm over the last dim: sum = x + residual, y = RMSNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is of the stored sum.
+x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is computed from the stored
+(rounded) sum.
 """
 
 import numpy as np

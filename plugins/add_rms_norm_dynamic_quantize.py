@@ -1,7 +1,7 @@
 """Residual add, RMSNorm over the last dim, and quantization by a scale for each row.
 
-To int8 or FP8 (E4M3, compute capability 8.9 and newer): y_scale = max(max|norm|, least) / 127, or / 448, in float32,
-and y = QuantizeLinear(norm / y_scale). `_quantize` defines rounding and saturation.
+The type of y is int8 or FP8 (E4M3, compute capability 8.9 and newer). In float32, y_scale = max(max|norm|, least) / q,
+where q is 127 for int8 and 448 for FP8. y is norm / y_scale, rounded and saturated as `_quantize` defines.
 
 y: x's shape; y_scale: one for each row, float32, of x's rank; sum = x + residual.
 """

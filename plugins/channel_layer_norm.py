@@ -1,8 +1,8 @@
-"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample separately, biased
-variance.
+"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022). Each position of each sample is normalized
+separately, with the biased variance.
 
-x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c] with statistics over dim
-1, like x. A program takes neighboring positions, so that loads are contiguous, and all their channels.
+x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], with statistics over dim
+1; y has x's shape. A program processes all channels of neighboring positions, so that loads are contiguous.
 """
 
 import numpy as np
@@ -115,14 +115,15 @@ def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
     """
     x = inputs[0]
     channels, inner = constant(x.shape[1]), constant_product(x.shape[2:])
-    # 32 positions are 64 bytes of half precision; a smaller load wastes memory bandwidth.
+    # 32 positions in half precision are 64 bytes. A smaller load wastes memory bandwidth.
     widest = 128 if inner is None else min(128, max(8, next_power_of_2(inner)))
     if channels is None or next_power_of_2(channels) * min(32, widest) > REGISTER_TILE:
         width = min(32, widest)
         return [Tile(size // width, width, warps, loop=True) for size, warps in LOOPED[:3]]
     rows = next_power_of_2(channels)
     widths = [w for w in (32, 16, 64, 128) if w <= widest and rows * w <= REGISTER_TILE] or [widest]
-    # Each thread sums its own channels; with 16 a thread, sums across threads took three times as long on an H200.
+    # Number of channels per thread. A thread first sums its own channels. With 16 channels per thread, the sums across
+    # threads took three times as long on an H200.
     return list(dict.fromkeys(Tile(rows, w, warps_for(rows * w, per)) for w in widths for per in (64, 32)))
 
 

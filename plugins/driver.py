@@ -1,6 +1,6 @@
-"""Launch a compiled kernel through CUDA's driver API, as TensorRT does. For tests and benchmarks on a GPU.
+"""Launch a compiled kernel through CUDA's driver API, as TensorRT does, for tests and benchmarks on a GPU.
 
-Needs cuda-bindings, which torch installs.
+The module needs cuda-bindings, which torch installs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def checked(result: tuple[Any, ...]) -> Any:
         the other values of the result.
 
     Raises:
-        RuntimeError: the call failed; has CUDA's message.
+        RuntimeError: the call failed; the error contains CUDA's message.
     """
     from cuda.bindings import driver
 
@@ -31,7 +31,7 @@ def checked(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel in the current context; keep it as long as it is launched.
+    """Kernel in the current context. Keep this object as long as the kernel is used.
 
     Attributes:
         block: threads a block.

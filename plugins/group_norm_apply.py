@@ -1,8 +1,8 @@
-"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalize in one pass with the statistics of
-NormStatistics.
+"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalize in one pass, with the statistics that
+NormStatistics computed.
 
 x: (N, C, ...) or, with ``channels_last`` = 1, (N, ..., C); statistics: (N·num_groups, splits, 2) float32, merged here
-by Chan's formula; gamma, beta: (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
+by Chan's formula; gamma, beta: (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), with x's shape.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from .group_norm import extents
 def reference(
     x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, **attributes: Any
 ) -> np.ndarray:
-    """Compute the op from x alone; the statistics add no information.
+    """Compute the op from x alone, because the statistics follow from x.
 
     Returns:
         y.
@@ -44,8 +44,8 @@ def group_norm_apply_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Normalize ``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions each; a program
-    takes BLOCK of these.
+    """Normalize ``rows`` channels of samples. A group has ``channels`` channels, and a channel has ``inner`` contiguous
+    positions. A program processes BLOCK positions.
     """
     # An empty batch still launches one program (`_launch.programs`).
     if rows == 0:
@@ -86,8 +86,8 @@ def group_norm_apply_channels_last_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Normalize ``rows`` samples of ``inner`` positions with GROUPS · ``channels`` elements; a program takes ROWS
-    positions × BLOCK channels.
+    """Normalize ``rows`` samples of ``inner`` positions with GROUPS · ``channels`` elements each. A program processes
+    ROWS positions × BLOCK channels.
     """
     # An empty batch still launches one program (`_launch.programs`).
     if rows == 0:

@@ -1,6 +1,8 @@
-"""GroupNorm of small images: a group is one row, which is a multiple of 16 bytes long even if an image is not (7 × 7).
+"""GroupNorm of small images. A group is one row. The length of a row is a multiple of 16 bytes even if the length of
+one channel's image (7 × 7) is not.
 
-Each element loads its channel's parameters, which are in the L1 cache and mostly shared with its neighbors.
+For each element, the kernel loads the parameters of the element's channel. The parameters are in the L1 cache, and most
+neighboring elements need the same parameters.
 """
 
 import triton
@@ -25,7 +27,7 @@ def group_norm_flat_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """Normalize groups as rows; ``channels`` and ``inner``, the positions of a channel, are constant."""
+    """Normalize groups as rows. ``channels`` and ``inner`` (the number of positions of a channel) are constants."""
     if rows == 0:
         return
     n = channels * inner

@@ -1,8 +1,9 @@
-"""GroupNorm channels last with several groups to a program: 10 channels of half precision are 20 bytes, which can't be
-moved 16 at a time; 4 such groups side by side are 80.
+"""GroupNorm with channels last and several groups per program. For example, a group of 10 channels in half precision
+takes 20 bytes, which is not a multiple of the 16 bytes of one access. Four such groups side by side take 80 bytes,
+which is a multiple.
 
-A tile is ROWS positions × BLOCK channels of PACK groups. Every sum goes over the positions first, then over the
-channels of each group, which a matrix of PACK × BLOCK booleans selects.
+A tile is ROWS positions × BLOCK channels of PACK groups. Every sum is first taken over the positions, then over the
+channels of each group. A matrix of PACK × BLOCK booleans selects the channels of a group.
 """
 
 import triton
@@ -23,7 +24,7 @@ def by_group(x, member):
 
 @triton.jit
 def by_channel(x, member):
-    """Return for each channel its group's value in ``x`` ``[GROUPS, 1]``.
+    """Return, for each channel, the value of its group in ``x`` ``[GROUPS, 1]``.
 
     Returns:
         ``[1, BLOCK]``.
@@ -49,8 +50,8 @@ def group_norm_packed_kernel(
     PACK: tl.constexpr,
     PACK_LANES: tl.constexpr,
 ):
-    """Normalize PACK groups. PACK times ``channels``, both constant, are a multiple of 16 bytes; PACK_LANES is the next
-    power of 2 for PACK.
+    """Normalize PACK groups. PACK and ``channels`` are constants, and PACK · ``channels`` elements are a multiple of 16
+    bytes. PACK_LANES is PACK rounded up to a power of 2.
     """
     if rows == 0:
         return
@@ -83,7 +84,8 @@ def group_norm_packed_kernel(
         mean = first + tl.expand_dims(tl.sum(tl.where(mask, x - first, 0.0), axis=0), 0) / inner
         d = tl.where(mask, x - mean, 0.0)
         m2 = tl.expand_dims(tl.sum(d * d, axis=0), 0)
-    # Chan's merge of a group's channels, which have equal lengths, relative to its first one.
+    # Merge a group's channels by Chan's formula, with means relative to the group's first channel. All channels have
+    # equal length.
     start_of_group = by_group(mean, member & (c == group * channels))
     total = start_of_group + by_group(mean - start_of_group, member) / channels
     center = by_channel(total, member)

@@ -1,7 +1,7 @@
-"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization): each channel of each sample separately,
-biased variance.
+"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization). Each channel of each sample is
+normalized separately, with the biased variance.
 
-x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], like x.
+x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], with x's shape.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """LayerNorm over the dims from ``axis`` on (Ba, Kiros, Hinton 2016; ONNX LayerNormalization): y = (x − mean) / √(var +
 ε) · γ + β.
 
-x: any shape; var = M2 / (n − ``ddof``), with ddof 0 as in the paper, or 1 (torch.var); gamma, beta: one for each
-element of the row; y like x. One element and ddof 1 give NaN, as in torch.
+x: any shape; var = M2 / (n − ``ddof``), with ddof 0 as in the paper, or 1 (torch.var); gamma, beta: one number for each
+element of a row; y: x's shape. Rows of one element with ddof 1 give NaN, as in torch.
 """
 
 import numpy as np
@@ -53,7 +53,8 @@ def affine(xhat, gamma_ptr, beta_ptr, col, mask):
 
 @triton.jit
 def degrees(n, DDOF: tl.constexpr):
-    """Compute n − ddof as a float32 ``[1, 1]``: dividing by 0 gives a NaN there, but an error among constants.
+    """Compute n − ddof as a float32 ``[1, 1]``. If n − ddof is 0, a division by this tensor gives NaN, whereas a
+    division by a constant would be an error.
 
     Returns:
         float32 ``[1, 1]``.

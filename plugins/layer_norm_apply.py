@@ -1,8 +1,8 @@
-"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β with the statistics of
-NormStatistics.
+"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β, with the statistics that
+NormStatistics computed.
 
 x: any shape, rows from ``axis`` on; statistics: (rows, splits, 2) float32, merged by Chan's formula; gamma, beta as in
-LayerNorm; y like x.
+LayerNorm; y: x's shape.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from .layer_norm import affine
 def reference(
     x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int
 ) -> np.ndarray:
-    """Compute the op from x alone; the statistics add no information.
+    """Compute the op from x alone, because the statistics follow from x.
 
     Returns:
         y.

@@ -1,7 +1,7 @@
 """LayerNorm over the dims from ``axis`` on, and QuantizeLinear by one scale with zero point 0, to int8 or FP8 (E4M3,
 compute capability 8.9 and newer).
 
-x: any shape; gamma, beta: one for each element of the row; y_scale: one number, float32; y: x's shape. `_quantize`
+x: any shape; gamma, beta: one number for each element of a row; y_scale: one number, float32; y: x's shape. `_quantize`
 defines rounding and saturation.
 """
 

@@ -1,7 +1,7 @@
-"""LayerNorm without affine, modulated by data (adaLN of DiT, Peebles and Xie 2023): y = x̂ · (1 + scale) + shift, over
-the last dim.
+"""LayerNorm without gamma and beta, modulated by data (adaLN of DiT, Peebles and Xie 2023): y = x̂ · (1 + scale) +
+shift, over the last dim.
 
-x: (B, S, D); scale, shift: (B, 1, D), one row for all S rows of a sample; y like x.
+x: (B, S, D); scale, shift: (B, 1, D), one row that applies to all S rows of a sample; y: x's shape.
 """
 
 import numpy as np

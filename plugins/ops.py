@@ -1,4 +1,4 @@
-"""Every op that has a kernel, in the order of registration."""
+"""Table of all ops that have a kernel, in the order in which they are registered."""
 
 from . import (
     add_layer_norm,
@@ -8,6 +8,7 @@ from . import (
     add_rms_norm_dynamic_quantize,
     add_rms_norm_quantize,
     channel_layer_norm,
+    gated_rms_norm,
     group_norm,
     group_norm_apply,
     instance_norm,
@@ -31,6 +32,7 @@ OPS: tuple[Op, ...] = (
     add_layer_norm.OP,
     add_rms_norm.OP,
     modulated_layer_norm.OP,
+    gated_rms_norm.OP,
     std_norm.OP,
     channel_layer_norm.OP,
     instance_norm.OP,

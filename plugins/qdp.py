@@ -1,8 +1,8 @@
-"""Register the ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time: the engine
-contains the kernel alone.
+"""Register the ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time, so that the
+engine contains only the kernel.
 
-TensorRT reads the signature of each function that it gets. The functions are equal for all ops except for the names, so
-they are written once, with a signature made from the op's description.
+TensorRT reads the signature of each registered function. The functions of different ops differ only in the names of
+their parameters. So each function is written once, and its signature for an op is made from the op's description.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ._launch import QUANTIZED, Op, Tensor, Unknown, constant, in_channels_last
 from .ops import OPS
 
 NAMESPACE = "normdeploy"
-# TensorRT's names of types: of the data, and of fp16 and bf16 data with other parameters.
+# Triton's name → TensorRT's name of a type of the data.
 TYPES = {"fp32": "FP32", "fp16": "FP16", "bf16": "BF16"}
+# TensorRT's names of the data types with which gamma and beta may have another type, FP32.
 MIXED = "FP16|BF16"
 QUANTIZED_TYPES = {"int8": "INT8", "fp8": "FP8"}
 
@@ -29,7 +30,7 @@ QUANTIZED_TYPES = {"int8": "INT8", "fp8": "FP8"}
 class _Float32:
     """Annotation of an attribute that is an array of float32. ``numpy.typing.NDArray[...]`` means the same, but the
     bindings of TensorRT 10.9 to 11.1 pass it to ``issubclass``, which Python 3.13 refuses. All versions recognize an
-    array by these two names.
+    array by the two names in this class.
     """
 
     __origin__ = np.ndarray
@@ -43,19 +44,20 @@ class _Int32:
     __args__ = (Any, np.dtype[np.int32])
 
 
-# Attributes are arrays of one element, in the types that the ONNX parser reads: under NumPy 2.4 the bindings of
-# TensorRT 10.9 to 11.1 don't convert them to float or int. A text is its position in `_launch.TEXTS`.
+# Python type of an attribute → annotation. Attributes are arrays of one element, in the types that the ONNX parser
+# reads. The bindings of TensorRT 10.9 to 11.1 don't convert them to float or int under NumPy 2.4. A text is passed as
+# its position in `_launch.TEXTS`.
 _ARRAYS = {float: _Float32, int: _Int32, str: _Int32}
 
 
 def register() -> tuple[str, ...]:
-    """Register every op with TensorRT in the namespace ``normdeploy``, once for a process.
+    """Register every op with TensorRT in the namespace ``normdeploy``, once per process.
 
     Returns:
         names of the ops.
 
     Raises:
-        ImportError: tensorrt (10.9 to 11.4 were tried) or triton is missing, or tensorrt has changed.
+        ImportError: tensorrt or triton is missing, or tensorrt's internals have changed (10.9 to 11.4 were tried).
     """
     import tensorrt.plugin as trtp
 
@@ -69,14 +71,14 @@ def register() -> tuple[str, ...]:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Return the compute capability that kernels are compiled for: NORMDEPLOY_COMPUTE_CAPABILITY ("8.9"), else the GPU
-    in use.
+    """Return the compute capability for which kernels are compiled: NORMDEPLOY_COMPUTE_CAPABILITY (such as "8.9"), else
+    the compute capability of the GPU in use.
 
     Returns:
         (major, minor).
 
     Raises:
-        AotError: there is neither.
+        AotError: the variable is not set and there is no GPU.
     """
     named = os.environ.get("NORMDEPLOY_COMPUTE_CAPABILITY")
     if named:
@@ -112,7 +114,7 @@ def without_fp8() -> str:
     """Explain that the GPU lacks FP8.
 
     Returns:
-        message; "" if it has FP8, or if the GPU is unknown (compiling a kernel reports that).
+        message; "" if the GPU has FP8, or if the GPU is unknown (the compilation of a kernel reports this).
     """
     try:
         capability = compute_capability()
@@ -146,7 +148,7 @@ def _register(op: Op, trtp: Any) -> None:
         if tensors[0].shape_expr[0].is_fake:
             _leave_shapes(trtp)
         shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else [()] * len(op.outputs)
-        # like() copies type and shape of the input, which fits every output except statistics and scales.
+        # like() copies the input's type and shape, which are correct for every output except statistics and scales.
         descs = [
             trtp.from_shape_expr(shape, _float32()) if kind == "F" else tensors[0].like()
             for shape, kind in zip(shaped, op.types[count:], strict=True)
@@ -159,8 +161,8 @@ def _register(op: Op, trtp: Any) -> None:
     def autotune(*values: Any) -> Any:
         """List types, formats and tactics.
 
-        All types are equal, or parameters are fp32 next to half precision; statistics and scales are fp32.
-        Half-precision data may also be channels last, as in convolutions.
+        All types are equal, or the data is half precision and the parameters are fp32. Statistics and scales are fp32.
+        Half-precision data may also have the channels last, as in convolutions.
 
         Returns:
             combinations.
@@ -189,14 +191,14 @@ def _register(op: Op, trtp: Any) -> None:
             name, PTX, launch parameters and int32 arguments.
         """
         attributes, tensors = read(values[count:-2]), _tensors(values[:count])
-        # Only the outputs' types are known here.
+        # Only the types of the outputs are known here, so their shapes are left empty.
         results = [Tensor((), _dtype(d)) for d in values[-2]]
         used, tactic = op, values[-1]
         if _in_channels_last(values[0]):
             used, tensors, attributes = in_channels_last(op, tensors, attributes) or (op, tensors, attributes)
         tiles = used.tiles(tensors, attributes)
-        # 0 is TensorRT's default. A tactic that does not exist comes from a timing cache; every tile gives the same
-        # numbers.
+        # Tactic 0 is TensorRT's default. A timing cache may name a tactic that does not exist. In this case another
+        # tile is used, because all tiles give the same results.
         launch = used.launch(tensors, attributes, tiles[tactic - 1 if 0 < tactic <= len(tiles) else 0])
         kernel = compile_launch(used, launch, tensors, results, compute_capability())
         arguments = trtp.SymIntExprs(len(kernel.arguments))
@@ -224,7 +226,7 @@ def _signed(function: Callable[..., Any], parameters: list[inspect.Parameter], r
 
 
 def _unknown(trtp: Any) -> str:
-    """List the internals of ``tensorrt.plugin`` that this module needs and that are missing; "" if there are none."""
+    """List the internals of ``tensorrt.plugin`` that this module needs but that are missing; "" if none is missing."""
     import tensorrt as trt
 
     lacking = [] if hasattr(trtp, "aot_impl") else ["aot_impl"]
@@ -242,16 +244,16 @@ def _unknown(trtp: Any) -> str:
 
 
 def _leave_shapes(trtp: Any) -> None:
-    """Forget the expression builder of the previous call. The bindings of TensorRT 10.9 to 10.14 keep it while they
-    make fake sizes of constants, but it is freed by then.
+    """Forget the expression builder of the previous call. The bindings of TensorRT 10.9 to 10.14 would use it to make
+    placeholder sizes, although TensorRT has freed it.
     """
     holder = next(c for c in trtp.SymInt32.__mro__ if "_exprBuilder" in vars(c))
     holder._exprBuilder = None
 
 
 def _name_timings(trtp: Any) -> None:
-    """Add our plugins' attributes to the key of TensorRT's timing cache. ``tensorrt.plugin`` itself adds none, so
-    plugins with equal shapes and different attributes would share tactics.
+    """Add our plugins' attributes to the key of TensorRT's timing cache. ``tensorrt.plugin`` adds no attributes, so
+    plugins with equal shapes but different attributes would share tactics.
     """
     template = trtp.register.__globals__["_TemplateAOTPlugin"]
     given = template.get_timing_cache_id
@@ -262,7 +264,7 @@ def _name_timings(trtp: Any) -> None:
         """Return the key of a plugin in the timing cache.
 
         Returns:
-            attributes and a digest of the kernels; for other namespaces TensorRT's own key.
+            attributes and a digest of the kernels; for plugins of other namespaces, TensorRT's key.
         """
         if self.plugin_namespace != NAMESPACE:
             return str(given(self))
@@ -294,13 +296,13 @@ def _quantized(to: str) -> Any:
 
 
 def _numbers(shape: Any) -> tuple[Any, ...]:
-    """Convert a shape to numbers; -1 is a dynamic size."""
+    """Convert a shape to numbers. A dynamic size becomes -1."""
     return tuple(int(n) if n >= 0 else Unknown() for n in shape)
 
 
 def _tensors(descs: Any) -> list[Tensor]:
-    """Convert TensorRT's descriptors while symbolic sizes are alive (in the calls for shapes and launch parameters):
-    constant sizes become ints, others stay symbolic.
+    """Convert TensorRT's descriptors: constant sizes become ints, other sizes stay symbolic. Call this only during
+    TensorRT's calls for shapes and launch parameters, because symbolic sizes exist only then.
     """
     return [Tensor(tuple(_size(e) for e in d.shape_expr), _dtype(d)) for d in descs]
 

@@ -1,8 +1,8 @@
 """RMSNorm over the dims from ``axis`` on (Zhang, Sennrich 2019; ONNX RMSNormalization): y = x / √(mean(x²) + ε) ·
 (offset + γ).
 
-``offset`` is 0, or 1 as in Gemma. x: any shape; gamma: one for each element of the row; y like x. The mean of the
-squares is computed as a plain sum, because nothing cancels.
+``offset`` is 0, or 1 as in Gemma. x: any shape; gamma: one number for each element of a row; y: x's shape. The mean of
+the squares is computed as a plain sum, because squares do not cancel.
 """
 
 import numpy as np

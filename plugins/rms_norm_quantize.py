@@ -1,8 +1,8 @@
 """RMSNorm over the dims from ``axis`` on, and QuantizeLinear by one scale with zero point 0, to int8 or FP8 (E4M3,
 compute capability 8.9 and newer).
 
-x: any shape; gamma: one for each element of the row; y_scale: one number, float32; y: x's shape. `_quantize` defines
-rounding and saturation.
+x: any shape; gamma: one number for each element of a row; y_scale: one number, float32; y: x's shape. `_quantize`
+defines rounding and saturation.
 """
 
 import numpy as np

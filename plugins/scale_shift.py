@@ -1,8 +1,8 @@
 """Scale and shift per channel, then an activation: a BatchNorm at inference that could not be folded (Ioffe, Szegedy
 2015).
 
-x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x · scale[c] + shift[c]), like x; act:
-'none', 'relu', 'silu'.
+x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x · scale[c] + shift[c]), with x's shape;
+act: 'none', 'relu', 'silu'.
 """
 
 from typing import Any
@@ -51,8 +51,8 @@ def scale_shift_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Scale ``rows`` rows of ``n`` elements. The channel is the row's number modulo ``channels``, or (not BY_ROW) the
-    column's, with UNIT elements each.
+    """Scale ``rows`` rows of ``n`` elements. With BY_ROW, the channel is the row's number modulo ``channels``.
+    Otherwise the channel is determined by the column: each channel has UNIT consecutive elements.
     """
     # An empty batch still launches one program (`_launch.programs`).
     if rows == 0:
@@ -77,7 +77,7 @@ def scale_shift_kernel(
 
 
 def last(x: Tensor, axis: int) -> bool:
-    """Check if the channel is the last dim, so that a row is all channels instead of one channel's elements.
+    """Check if the channel is the last dim. A row then contains all channels, instead of the elements of one channel.
 
     Returns:
         true or false.
@@ -86,8 +86,8 @@ def last(x: Tensor, axis: int) -> bool:
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
-    """List the tactics. Rows of small images are samples, if a sample is a multiple of 16 bytes and an image is not (7
-    × 7).
+    """List the tactics. For small images, a row may be a whole sample. This is so if a sample is a multiple of 16
+    bytes, but one channel's image (7 × 7) is not.
 
     Returns:
         tactics, the default first.

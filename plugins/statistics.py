@@ -1,12 +1,12 @@
-"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of ``splits`` parts of
-each row.
+"""Partial statistics of few long rows, the first of two launches. For each of the ``splits`` parts of each row, they
+are the mean and M2 = Σ(x − mean)².
 
-A row is the set of elements that a norm takes its statistics over. With ``groups`` = 1 it is the dims from ``axis`` on,
-else one of ``groups`` equal parts of them (GroupNorm over NCHW: axis 1). With ``channels_last`` = 1, x is (N, ..., C)
-and a row is one group of channels at all positions, split by positions.
+A row is the set of elements over which a norm computes its statistics. With ``groups`` = 1, a row consists of the dims
+from ``axis`` on. Otherwise it is one of ``groups`` equal parts of these dims (GroupNorm over NCHW: axis 1). With
+``channels_last`` = 1, x is (N, ..., C), and a row is one group of channels at all positions, split by positions.
 
-statistics: (rows, splits, 2) float32. The parts have equal length, a multiple of 1024 elements (positions), so the last
-may be short or empty.
+statistics: (rows, splits, 2) float32. The parts have equal length, a multiple of 1024 elements (or positions). So the
+last part may be short or empty.
 """
 
 from typing import Any
@@ -70,7 +70,7 @@ def statistics_kernel(
             row = pid // SPLITS
             length = split_length(items, SPLITS)
             start = (pid % SPLITS).to(tl.int32) * length
-            # Negative for a part beyond the row's end.
+            # The count is negative if the part begins after the row's end.
             count = tl.minimum(length, items - start)
             zero = tl.zeros([1], tl.int64)
             exists = (zero + row) < rows
@@ -95,7 +95,7 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
     """Split a shape.
 
     Returns:
-        rows, items that a row is split by, and channels of an item.
+        number of rows, number of items by which a row is split, and channels per item.
     """
     groups, axis = attributes["groups"], attributes["axis"] % len(x.shape)
     if attributes["channels_last"]:
@@ -111,7 +111,7 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     """
     block = 1
     if attributes["channels_last"]:
-        # Only constant sizes are divided: TensorRT forbids other divisions while it asks for tactics.
+        # Only constant sizes are divided, because TensorRT forbids other divisions while it requests the tactics.
         width = constant(inputs[0].shape[-1])
         block = 32 if width is None else next_power_of_2(width // attributes["groups"])
     return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED[:2]]

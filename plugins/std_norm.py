@@ -1,8 +1,8 @@
 """Norm of "The Annotated Transformer", with ε outside the root: y = (x − mean) / (std + ε) · γ + β over dims from
 ``axis`` on.
 
-std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one for each element of the row; y
-like x. One element and ddof 1 give NaN, as in torch. No standard ONNX op computes this.
+std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one number for each element of a
+row; y: x's shape. Rows of one element with ddof 1 give NaN, as in torch. No standard ONNX op computes this.
 """
 
 import numpy as np

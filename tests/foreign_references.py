@@ -75,6 +75,25 @@ def _embed_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) ->
     return y * inputs[5] + inputs[6], count, total
 
 
+def _gated_rms_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    """GatedRMSNorm: RMS norm of each C elements of X, C the length of the scale, times SiLU or sigmoid of the gate."""
+    x, scale, gate = inputs
+    rows = x.reshape(-1, scale.size)
+    y = rows / np.sqrt((rows**2).mean(1, keepdims=True) + attrs.get("epsilon", _EPSILON)) * scale
+    gated = 1.0 / (1.0 + np.exp(-gate)) if attrs.get("activation") == "sigmoid" else _silu(gate)
+    return y.reshape(x.shape) * gated
+
+
+def _branchwise_rms_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    """BranchwiseRMSNorm: RMS norm of each H elements of X, (…, C, H) or (…, C · H); scale of (C · H), (C, H) or (H)."""
+    x, scale = inputs[0], optional_input(inputs, 1)
+    branches = attrs.get("num_branches", 0) or x.shape[-2]
+    size = x.shape[-1] // (branches if attrs.get("num_branches", 0) else 1)
+    rows = x.reshape(-1, branches, size)
+    y = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + attrs.get("epsilon", _EPSILON))
+    return (y if scale is None else y * scale.reshape(-1, size)).reshape(x.shape)
+
+
 def _trt_group_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """GroupNorm: x of (N, C, H, W) in 32 groups, followed by SiLU where bSwish."""
     y = _grouped(inputs[0], inputs[1], inputs[2], attrs.get("num_groups", GROUPS), attrs.get("epsilon", _EPSILON))
@@ -123,6 +142,8 @@ TABLE: Table = {
     ("com.microsoft", "GroupNorm"): _group_norm,
     ("com.microsoft", "SkipGroupNorm"): _skip_group_norm,
     ("com.microsoft", "EmbedLayerNormalization"): _embed_layer_norm,
+    ("com.microsoft", "GatedRMSNorm"): _gated_rms_norm,
+    ("com.microsoft", "BranchwiseRMSNorm"): _branchwise_rms_norm,
     ("TensorRT", "GroupNorm"): _trt_group_norm,
     ("TensorRT", "GroupNormalizationPlugin"): _trt_group_normalization,
     ("TensorRT", "LayerNorm"): _trt_layer_norm,

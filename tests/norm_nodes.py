@@ -159,6 +159,14 @@ MODELS: dict[str, Model] = {
         {},
         ("ModulatedLayerNorm",),
     ),
+    "RMSNormalization, SiLU of a gate": Model(
+        "n = RMSNormalization(x, gamma) s = Sigmoid(r) g = Mul(r, s) y = Mul(n, g)",
+        {"x": "b,s,64", "r": "b,s,64"},
+        {"y": "b,s,64"},
+        {"gamma": _N},
+        ("GatedRMSNorm",),
+        23,
+    ),
     "LayerNorm over channels": _image(
         "t = Transpose<perm=[0,2,3,1]>(x) n = LayerNormalization(t, gamma, beta) y = Transpose<perm=[0,3,1,2]>(n)",
         ("ChannelLayerNorm",),

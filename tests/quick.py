@@ -29,8 +29,8 @@ LONGEST = (
     "rewriting/test_attention_fusion.py",
     "verbs/build/test_build_function.py",
 )
-"""The test files that take longest, the longest first (docs/testing.md): a worker that got one at the end would leave
-the other with nothing to do."""
+"""The test files that take longest, the longest first (docs/explanation/testing.md): a worker that got one at the end
+would leave the other with nothing to do."""
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -18,7 +18,7 @@ from tests.changed import files_of
         ("normdeploy/verbs/package/triton_config.py", "tests/verbs/package/test_package_function.py"),
         ("normdeploy/engines/builder_client.py", "tests/engines/test_builder_client.py"),
         ("normdeploy/engines/builder_process.py", "tests/engines/test_ep_context.py"),  # those of its folder
-        ("docs/export.md", "tests/test_docs.py"),
+        ("docs/reference/export.md", "tests/test_docs.py"),
         ("README.md", "tests/test_words.py"),
         ("normdeploy/errors.py", "tests/test_words.py"),
         ("docs/how-to/dynamic-batch.md", "tests/test_docs.py"),

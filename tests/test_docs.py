@@ -23,12 +23,16 @@ from docs.refresh import ROOT, blocks, run_python
 from normdeploy import forms
 from normdeploy.cli.app import app, main
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+STUBS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+"""Pages at old places, which only name the new place."""
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {*STUBS})
 RUN = ("python", "console")
 """Languages of blocks that are run."""
 SLOW = ("bench", "bisect", "fleet", "parity-tests-in-pytest", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
 HOW_TO = ROOT / "docs" / "how-to"
+KINDS = ("tutorials", "reference", "explanation")
+"""Folders of the pages that docs/README.md lists."""
 
 
 def pages(*names: str) -> list[Any]:
@@ -192,10 +196,9 @@ def _words(text: str) -> Counter[str]:
     Left out is what rounding or load decide: which input is the worst, where an error grows most, and what ``bench``
     says of the machine and of the winner.
     """
-    text = re.sub(
-        r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)", "", text, flags=re.DOTALL | re.MULTILINE
-    )
-    steady = re.sub(r"\d+ rounds of warm-up.*?(?=^\$ |\Z)|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
+    winner = r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)"
+    machine = r"\d+ rounds of warm-up.*?(?=^\$ |\Z)"
+    steady = re.sub(rf"{winner}|{machine}|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
     return Counter(re.findall(r"[^\W\d_]{2,}", steady)) - Counter(
         dict.fromkeys(
             (
@@ -221,16 +224,72 @@ def test_reference_is_current() -> None:
     assert PAGE.read_text() == page(), "the command line or a docstring has changed: run python -m docs.reference"
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    for path in (ROOT / "docs").glob("*.md"):
-        assert path.name == "README.md" or f"]({path.name})" in index, f"docs/README.md does not list {path.name}"
-    assert "](how-to/README.md)" in index
-    index = (HOW_TO / "README.md").read_text()
-    for path in HOW_TO.glob("*.md"):
-        assert path.name == "README.md" or f"]({path.name})" in index, (
-            f"{HOW_TO.name}/README.md does not list {path.name}"
-        )
+def test_index_lists_every_page_once() -> None:
+    """The tables of the how-to pages are in their folder's index."""
+    docs = ROOT / "docs"
+    indexes = {
+        docs / "README.md": [path for kind in KINDS for path in (docs / kind).glob("*.md")],
+        HOW_TO / "README.md": [path for path in HOW_TO.glob("*.md") if path.name != "README.md"],
+    }
+    for index, pages_of_index in indexes.items():
+        rows = re.findall(r"^\|.*?\[[^\]]+\]\(([^)\s]+)\)", index.read_text(), re.MULTILINE)
+        listed = Counter(rows)
+        names = [path.relative_to(index.parent).as_posix() for path in pages_of_index]
+        wrong = {name: listed[name] for name in names if listed[name] != 1}
+        assert not wrong, f"{index.relative_to(ROOT)} does not list these pages once: {wrong}"
+    assert "](how-to/README.md)" in (docs / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in STUBS])
+def test_stub_is_a_heading_and_a_sentence_with_the_new_place(path: Path) -> None:
+    found = re.fullmatch(r"# [^\n]+\n\n[^\n.\[]*\[([^\]\n]+)\]\(([^)\s]+)\)[^\n.\[]*\.\n", path.read_text())
+    assert found, f"docs/{path.name}: move the page to a folder, and leave one heading and one sentence with a link"
+    text, place = found.groups()
+    assert text == place
+    assert (path.parent / place).is_file(), f"docs/{path.name} links to {place}"
+    assert (path.parent / place) not in STUBS
+
+
+def links_to_stubs(text: str, folder: Path) -> list[str]:
+    """Find links and names of old places.
+
+    Args:
+        text: content of a file in ``folder``.
+
+    Returns:
+        the links and paths, as they are written.
+    """
+    names = {path.name for path in STUBS}
+    paths = re.finditer(r"\bdocs\"?\s?/\s?\"?([\w-]+\.md)\b", text)
+    links = re.finditer(r"(?:\]\(|\]: |(?:href|src)=\")([^)\s#\"]+\.md)\b", text)
+    return [
+        *(path[0] for path in paths if path[1] in names),
+        *(link[1] for link in links if Path(os.path.normpath(folder / link[1])) in STUBS),
+    ]
+
+
+def test_links_to_stubs_are_found() -> None:
+    name = STUBS[0].name
+    assert links_to_stubs(f"More in docs/{name}.", ROOT) == [f"docs/{name}"]
+    assert links_to_stubs(f'(ROOT / "docs" / "{name}").read_text()', ROOT / "tests") == [f'docs" / "{name}']
+    assert links_to_stubs(f"[page](../{name}#part)", HOW_TO) == [f"../{name}"]
+    assert links_to_stubs(f"[page]({name}) docs/how-to/{name} docs/README.md", HOW_TO) == []
+
+
+def test_nothing_links_to_a_stub() -> None:
+    """The changelog may: its old entries keep the names of their time."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    wrong = {}
+    for name in filter(None, listed):
+        path = ROOT / name
+        if name == "CHANGELOG.md" or path in STUBS or not path.is_file():
+            continue
+        if links := links_to_stubs(path.read_text(errors="replace"), path.parent):
+            wrong[name] = links
+    assert wrong == {}, "write the new places"
 
 
 def test_index_lists_every_verb() -> None:

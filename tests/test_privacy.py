@@ -1,5 +1,5 @@
 """Our runs leave nothing in the user's folders, and onnxruntime's telemetry is off in our own runs
-(docs/privacy.md)."""
+(docs/reference/privacy.md)."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
-"""Run real architectures with random weights through every verb, and compare the time of their export with the bare
-exporter's.
+"""Run real architectures with random weights through every verb.
+
+The time of their export is compared with the time of torch's exporter.
 """

@@ -1,14 +1,17 @@
-"""Run every architecture through export, verify, optimize of the plain file and build, with default options.
+"""Run every architecture through four verbs with default options.
+
+The verbs are export, verify, optimize and build. The verb optimize gets the file that torch's exporter wrote, called
+the plain file.
 
     python -m benchmarks.architectures [NAME ...] [--first N] [--count N] [--again]
 
-Rows are stored in ``benchmarks/results/architectures.json`` as they are made, and ``architectures.md`` is written from
-them. A run that was interrupted, or that takes a slice, continues after the last row. Existing rows are measured again
-only if they are named, or with ``--again``. ``--results FILE.json`` stores them elsewhere.
+Each row is stored in ``benchmarks/results/architectures.json`` as soon as it is measured, and ``architectures.md`` is
+written from the rows. An interrupted run, or a run of a slice, continues after the last row. Existing rows are measured
+again only if they are named, or with ``--again``. ``--results FILE.json`` stores the rows in another file.
 
 Each architecture runs in a separate process with a time limit (``--limit`` seconds), so that a crash ends one row. The
-process is forked from this one, which has imported the libraries and exported one model with both exporters: that takes
-longer than most architectures do.
+process is forked from this process, which has already imported the libraries and exported one model with both
+exporters. This preparation takes longer than most architectures.
 
 It needs transformers, diffusers, timm and torchvision besides normdeploy: the Makefile's ``test-architectures`` creates
 an environment that has them. The exit code is 1 if a row is wrong (``table.wrong``).
@@ -88,7 +91,7 @@ def _write(path: Path, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _warm_up() -> None:
-    """Import every library, and run both exporters once; the rows' processes are forked from this state."""
+    """Import every library, and run both exporters once. The processes of the rows are forked from this state."""
     declare_torchvision()
     for library in ("transformers", "diffusers", "timm", "torchvision"):
         __import__(library)
@@ -96,7 +99,8 @@ def _warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured(architecture, Path(folder), lambda row: None)
     gc.collect()
-    # Otherwise each garbage collection in a child would visit all imported objects and copy their pages.
+    # Without this, each garbage collection in a child process would visit all imported objects and copy their memory
+    # pages.
     gc.freeze()
 
 

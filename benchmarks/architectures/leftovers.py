@@ -1,4 +1,7 @@
-"""Find norms that are still decomposed, without normdeploy's own recognition: a root after a reduction."""
+"""Find norms that are still decomposed.
+
+The search looks for a root after a reduction. It does not use normdeploy's recognition.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ _LOCAL = {
     ),
     *("Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose"),
 }
-# Nodes examined above a root; an unbiased variance over a dynamic size has about eight between the mean and the root.
+# Maximum number of nodes that are visited above a root. An unbiased variance over a dynamic size has about eight nodes
+# between the mean and the root.
 _STEPS = 12
 
 

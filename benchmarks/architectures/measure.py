@@ -1,17 +1,17 @@
-"""Measure one architecture: export, verify, optimize of the plain file, build; every stage with default options.
+"""Measure one architecture: export, verify, optimize of the plain file, and build, all with default options.
 
 *Time.* The whole of ``normdeploy.export`` is compared with ``torch.onnx.export(dynamo=True)``, with the same module,
 inputs and ranges of dims. Both run until the file is written, because each must trace the module itself. They run in
-one process, one after the other, so that other jobs on the machine affect both. The process has exported another model
-with each before, so that neither pays for imports and caches that are filled once.
+one process, one after the other, so that other jobs on the machine affect both. Before, the process has exported
+another model with each exporter, so that imports and caches do not count.
 
-If the ratio is not between ``LOW`` and ``AGAIN``, both run again, ours first, up to ``PAIRS`` times in total, and the
-smallest times are compared. There are two reasons. The plain exporter's first run pays for everything that this model
-alone makes torch load. And next to other jobs one run may take half as long again as the next. Times are processor
-times including child processes; wall time says little there.
+If the ratio is not between ``LOW`` and ``AGAIN``, both run again, ours first, up to ``PAIRS`` times in total. The
+smallest times are compared. There are two reasons for repetitions. The first run of the plain exporter includes the
+loading of everything in torch that only this model needs. And with other jobs on the machine, the times of two runs may
+differ by half. Times are processor times including child processes, because wall times depend on the other jobs.
 
-*Whose fault.* If ``verify`` fails, the plain file is verified by the same rule. If that fails too, this project did not
-cause the fault.
+*Cause of failures.* If ``verify`` fails, the plain file is verified by the same rule. If the plain file fails too,
+normdeploy did not cause the failure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BUILD_SECONDS = 120.0
 
 @dataclass
 class Row:
-    """Results for one architecture. A stage is "" if it did not fail, or did not run.
+    """Results for one architecture. The text of a stage is "" if the stage did not fail or did not run.
 
     Attributes:
         modules: class of a norm module -> calls in one run of the model.
@@ -54,17 +54,17 @@ class Row:
         export: error of our exporter.
         norms: "LayerNorm fused" -> number.
         reasons: why a norm was refused, undone or kept -> number.
-        left: number of decomposed norms left in our file.
-        unexplained: those of them that no finding with a reason covers.
+        left: number of norms that are still decomposed in our file.
+        unexplained: number of these norms that no finding with a reason covers.
         nodes: plain, ours, optimized -> number of nodes that compute.
         verify: "passes", or the fault.
-        plain_verify: the same for the plain file, if ours fails.
+        plain_verify: result of ``verify`` for the plain file, if our file fails.
         optimize: "passes" if the optimized plain file has the same outputs as before.
-        optimized: norms, as above.
+        optimized: numbers of norms in the optimized plain file, as in ``norms``.
         runs: plain, ours -> processor seconds of each run.
         stages: wall seconds of our last export.
         took: wall seconds of the other verbs.
-        failed: what ended the whole row: the time limit, a crash.
+        failed: reason why the row ended early: the time limit or a crash.
     """
 
     name: str

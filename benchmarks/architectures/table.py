@@ -1,4 +1,4 @@
-"""Write the page of the rows, and define when a row is right: all measures in one place."""
+"""Write the page with the rows, and define the requirements for a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .catalogue import ARCHITECTURES
 
-# Times the plain export, for each architecture.
+# Maximum time of our export, as a multiple of the time of the plain export, for each architecture
 MOST = 1.3
 MEDIAN = 1.15
 
@@ -35,17 +35,17 @@ Json = dict[str, Any]
 
 
 def wrong(row: Json) -> list[str]:
-    """List the violations of the measures. A failure that the plain exporter has too does not count.
+    """List the violated requirements. A failure that the plain exporter has too does not count.
 
     Returns:
-        a text for each; empty if the row is right.
+        one text per violation; empty if the row is right.
     """
     if row["plain"] and row["export"]:
         return []
     found = [f"{stage}: {row[stage]}" for stage in ("failed", "export") if row[stage]]
     if row["verify"] not in ("passes", "") and not named(row):
         found.append(f"verify: {row['verify']}")
-    # A failure of the plain file stays in the optimized one.
+    # If the plain file fails, the optimized plain file fails too.
     if row["optimize"] not in ("passes", "") and not named(row):
         found.append(f"optimize: {row['optimize']}")
     if row["build"] and not row["build"].endswith("layers"):
@@ -58,8 +58,9 @@ def wrong(row: Json) -> list[str]:
 
 
 def named(row: Json) -> bool:
-    """Check if the plain file fails `verify` too: then the fault is the exporter's or the runtime's, and not this
-    project's.
+    """Check if the plain file fails `verify` too.
+
+    Then the exporter or the runtime caused the failure, not normdeploy.
 
     Returns:
         true if both fail.

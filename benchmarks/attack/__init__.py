@@ -1,5 +1,7 @@
-"""Attack ``optimize`` with random graphs of real norms with traps, judged in float64 without the code under test.
+"""Test ``optimize`` with random graphs: norms, and norms with traps.
 
-The graphs are based on a list of causes of errors, not on the recognizer. ``python -m benchmarks.attack --count 1000
---seed 0``.
+The judge works in float64 and does not use the tested code.
+
+The generators follow a list of possible causes of errors, and were written independently of the recognition code.
+``python -m benchmarks.attack --count 1000 --seed 0``.
 """

@@ -83,7 +83,7 @@ def main() -> int:
     kept: Counter[tuple[str, str]] = Counter()
     jobs = ((options.seed, k, names, options.inputs) for k in range(options.first, options.first + options.count))
     began = time.perf_counter()
-    # Start a fresh process after some thousand graphs: a leak in a runtime's sessions must not end a long run.
+    # Start a new worker process after some thousand graphs, so that a memory leak of a runtime cannot end a long run.
     with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=100) as pool:
         for done, outcome in enumerate(pool.imap_unordered(attack, jobs, chunksize=20), 1):
             counts[outcome.family].update(outcome.counts())

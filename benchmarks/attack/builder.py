@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-# A size, or the name of a dynamic dim; "?k" is a dynamic dim that the file does not name.
+# A size, or the name of a dynamic dim. Names "?k" stand for dynamic dims without a name in the file.
 Dim = int | str
-# A rewrite may round constants with this prefix, so the judge lets them move by half an ulp.
+# Prefix of the names of trained constants. A rewrite may round these constants, so the judge allows changes of half an
+# ulp.
 PARAMETER = "w_"
 TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -29,9 +30,9 @@ class Input:
     """Graph input.
 
     Attributes:
-        dims: labels.
-        mean: broadcasts to the input, if the graph's statistics give it.
-        std: the same.
+        dims: size or dim name of each axis.
+        mean: mean of the drawn values, an array that broadcasts to the input; None if the graph has no statistics.
+        std: standard deviation of the drawn values, in the same form.
     """
 
     name: str
@@ -43,16 +44,16 @@ class Input:
 
 @dataclass
 class Case:
-    """One generated graph with hints for the judge.
+    """Generated graph with hints for the judge.
 
     Attributes:
-        honest: only a norm, so a refusal is a loss.
-        numbers: values that the graph compares with.
-        sizes: dynamic dim -> sizes that matter.
-        broadcast: pairs of dims; if they differ, one may be 1.
-        degenerate: an epsilon of zero.
-        channel: axis along which an output's accuracy is judged.
-        fold: a linear op and constants; accuracy is expected.
+        honest: True if the graph contains only norms without a trap, so that every norm should be rewritten.
+        numbers: numbers with which the graph compares values.
+        sizes: sizes that must be tried, by dynamic dim.
+        broadcast: pairs of dims that are equal, or of which one is 1.
+        degenerate: True if an epsilon is zero.
+        channel: axis of an output along which accuracy is judged separately.
+        fold: True if the graph has a linear op and constants to fold, so that the result must be accurate.
     """
 
     family: str

@@ -1,4 +1,6 @@
-"""Attack the cleaning rules: random graphs of the ops that they touch, compared bit for bit in onnxruntime.
+"""Test the cleaning rules with random graphs of the ops that they change.
+
+Outputs in onnxruntime must be equal bit for bit.
 
 ``python -m benchmarks.attack.cleaning --count 20000 --seed 0`` prints how many graphs were drawn, ran, were changed and
 differ, and writes the graphs that differ to ``--output``.
@@ -30,7 +32,8 @@ from normdeploy.graphs.simplification import simplify
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 6.0, np.inf, -np.inf, np.nan, 1e-12, -3e38, 0.5)
 WHOLE = (0, 1, -1, 3, 5, 9, 2**31 - 1, -(2**31), 2**40)
 _OPSETS = (14, 17, 18, 20, 21)
-# For computed constants: half a unit here, and at least as much in the runtime.
+# Allowed difference of computed constants in units in the last place: half a unit from our computation, and at least
+# half a unit from the runtime
 _ULPS = 2
 
 
@@ -163,7 +166,7 @@ def _squeeze(d: Drawn) -> None:
 
 def _cast(d: Drawn) -> None:
     dtype = np.dtype(str(d.rng.choice(["float16", "float32", "float64", "int32", "int64", "uint8"])))
-    # A number out of range, or NaN, becomes whatever the processor makes of it.
+    # The cast of a NaN, or of a number out of range, gives a result that depends on the processor.
     if d.dtype.kind == "f" and dtype.kind != "f":
         return
     d.add("Cast", [d.value], to=helper.np_dtype_to_tensor_dtype(dtype))
@@ -290,10 +293,11 @@ def equal(before: np.ndarray, after: np.ndarray, *, computed: bool, shifted: boo
     """Compare two outputs; NaN equals NaN.
 
     Args:
-        computed: their constants may round differently.
-        shifted: 1 may be added to or subtracted from such constants, and the result keeps the error of numbers of size
-            1.
-        signed_zeros: 0 and -0 differ; in onnxruntime the one that Min and Max return depends on the shape of a tensor.
+        computed: True if computed constants may round differently.
+        shifted: True if 1 may be added to or subtracted from such constants. The result then has the error of numbers
+            of magnitude 1.
+        signed_zeros: True if 0 and -0 count as different. In onnxruntime, it depends on the tensor's shape which zero
+            Min and Max return.
 
     Returns:
         true if the bits are the same, within these limits.
@@ -322,7 +326,7 @@ def judge(seed: int) -> str:
     proto, feeds = draw(seed)
     try:
         before = run(proto, feeds)
-    # onnxruntime's exceptions share no base class.
+    # Catch every exception, because onnxruntime's exceptions share no base class.
     except Exception:
         return "not run"
     result = simplify(proto)
@@ -332,7 +336,7 @@ def judge(seed: int) -> str:
     computed = any(node.op_type in rounded for node in proto.graph.node)
     try:
         after = run(result.proto, feeds)
-    # onnxruntime's exceptions share no base class.
+    # Catch every exception, because onnxruntime's exceptions share no base class.
     except Exception:
         return "false"
     signed_zeros = all(node.op_type not in ("Min", "Max", "ReduceMax") for node in proto.graph.node)

@@ -1,9 +1,10 @@
-"""Convert a model to float64: every floating tensor becomes double, and norm nodes are expanded by the ONNX
-specification.
+"""Convert a model to float64.
 
-onnxruntime runs the result if it has the kernels, else onnx's ReferenceEvaluator with our own convolutions. Parameters
-and a factor after every reduction are inputs of the double model, so that one session can estimate the effect of the
-original's own rounding (`jitter`).
+Every floating-point tensor becomes double, and norm nodes are expanded by ONNX's definition.
+
+onnxruntime runs the float64 model if it has all kernels. Otherwise onnx's ReferenceEvaluator runs it, with our
+convolutions. All parameters are inputs of the float64 model, and so is a factor after every reduction. So one session
+can estimate the effect of roundings in the original model (`jitter`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .kernels import OPS
 from .spec import EXPANDED, expand
 
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
-# Ops in which roundings of float64 matter: those that sum or cancel.
+# Ops that sum or cancel, so that roundings of float64 matter
 NOISY = {
     "ReduceMean",
     "ReduceSum",
@@ -38,7 +39,7 @@ NOISY = {
     "Add",
     "Sub",
 }
-# A rewrite rounds the factors of these: sqrt(n/(n − 1)) of an unbiased variance.
+# Ops with factors that a rewrite may round, such as sqrt(n/(n − 1)) of an unbiased variance
 FACTORS = {
     "Sqrt",
     "Reciprocal",
@@ -158,7 +159,8 @@ class _Double:
         if (node.domain, node.op_type) in EXPANDED:
             yield from expand(node, self.opset)
         elif self.noisy and node.op_type in ("Add", "Sub") and all(i in self.shapes for i in node.input):
-            # 1 + w: the original rounds it each time, a rewrite only once, and a loop may amplify the difference.
+            # The original rounds 1 + w at each use, but a rewrite rounds it once, and a loop may amplify the
+            # difference.
             shape = np.broadcast_shapes(*(self.shapes[i] for i in node.input))
             yield from self.disturbed(node, f"factor_{len(self.noise)}", shape)
         elif self.noisy and node.op_type in NOISY | FACTORS and node.domain == "" and node.output[0] not in self.whole:

@@ -1,4 +1,4 @@
-"""Families of graphs, each a function (rng) -> Case. Half of the graphs drawn are honest."""
+"""List the families of graphs, each a function (rng) -> Case. Half of the drawn graphs have no trap."""
 
 from __future__ import annotations
 

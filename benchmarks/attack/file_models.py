@@ -1,4 +1,7 @@
-"""Draw models whose numbers matter: norms, convolutions and products, with tables of each data type."""
+"""Draw models whose outputs depend on every stored number.
+
+They consist of norms, convolutions and products, with tables of each data type.
+"""
 
 from __future__ import annotations
 

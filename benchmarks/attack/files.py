@@ -1,4 +1,4 @@
-"""Attack the reading of files: models whose weights are stored in every form that a file may have.
+"""Test the reading of files, with models whose weights are stored in every form that ONNX allows.
 
 ``python -m benchmarks.attack.files --count 20000 --seed 0`` prints how many files were drawn, their forms, and how many
 became another function; it writes those to ``--output``.
@@ -34,11 +34,12 @@ from normdeploy.storage.onnx_files import load_onnx
 from .file_models import draw
 from .storing import Disguise
 
-# A misread number changes an output by about its own size, 1e-1. Rewrites round in float32, through at most 8 blocks of
-# sums of 36 products and norms that divide by about 1: 8 · 36 · 2^-24 · 10 < 2e-4.
+# Largest difference of outputs that rounding can cause. A misread number changes an output by about its magnitude,
+# 1e-1. Rewrites round in float32. There are at most 8 blocks with sums of 36 products and norms that divide by about 1,
+# so the difference is at most 8 · 36 · 2^-24 · 10 < 2e-4.
 _ROUNDED = 2e-4
 _DEEP_EVERY = 100
-# Runs a file with and without onnxruntime's optimizer.
+# Program of a child process that runs a file with and without onnxruntime's optimizer
 _CHILD = """
 import sys
 import numpy as np
@@ -111,7 +112,7 @@ def judge(seed: int, folder: Path, *, rewritten: bool) -> Verdict:
     proto, feeds, exact = draw(seed)
     try:
         before = run(proto.SerializeToString(), feeds)
-    # onnxruntime's exceptions share no base class.
+    # Catch every exception, because onnxruntime's exceptions share no base class.
     except Exception as e:
         return Verdict("not run", str(e)[:200])
     disguise = Disguise(np.random.default_rng([seed, 2]), folder)
@@ -126,7 +127,7 @@ def judge(seed: int, folder: Path, *, rewritten: bool) -> Verdict:
         # Forms that the specification forbids may be refused; all others must be read.
         kind = "refused" if any(form.startswith("disputed") for form in forms) else "failed"
         detail = str(e)
-    # Any other exception is a fault.
+    # Every other exception is a fault.
     except Exception as e:
         kind, detail = "failed", f"{type(e).__name__}: {e}"
     return Verdict(kind or "read", detail[:600], forms)
@@ -137,7 +138,7 @@ def _read(source: Path, before: dict[str, np.ndarray], feeds: dict[str, np.ndarr
     opened = load_onnx(source)
     try:
         after = run(opened.SerializeToString(), feeds)
-    # onnxruntime's exceptions share no base class.
+    # Catch every exception, because onnxruntime's exceptions share no base class.
     except Exception as e:
         return "false", f"as it was opened: {e}"
     name = differing(before, after, list(before))
@@ -158,7 +159,7 @@ def _rewritten(
     result = normdeploy.optimize(source, target)
     try:
         after = run(str(target), feeds)
-    # onnxruntime's exceptions share no base class.
+    # Catch every exception, because onnxruntime's exceptions share no base class.
     except Exception as e:
         return "false", str(e)
     if name := differing(before, after, exact):

@@ -10,7 +10,7 @@ from .builder import Case, Input
 
 SIZES = (1, 2, 3, 5, 7, 9, 33, 64, 100, 129)
 SMALL = (1, 2, 3, 5)
-# Elements of one input.
+# Maximum number of elements of one input
 MOST = 4000
 KINDS = (
     "normal",
@@ -34,7 +34,7 @@ KINDS = (
     "inf",
 )
 NONFINITE = ("nan", "inf")
-# Inputs for which accuracy in the model's own type is judged.
+# Kinds of inputs for which accuracy in the model's type is judged
 FINITE_AT_ONE = ("normal", "stats")
 
 

@@ -1,18 +1,19 @@
-"""Judge whether the optimized file is the same function: both files in float64, and both unchanged in onnxruntime with
-its optimizer off.
+"""Judge whether the optimized file computes the same function as the original file.
+
+Both files run in float64, and both run as they are in onnxruntime with its optimizer off.
 
 Kinds of a false rewrite:
 
-- ``numbers``: in float64 the files differ at finite inputs by more than half an ulp of every parameter explains, or one
-  is not finite.
-- ``hidden``: the original gives NaN or Inf (in float64 and as it is), the optimized file a number.
+- ``numbers``: at finite inputs, the files differ in float64 by more than a change of all parameters by half an ulp
+  explains, or only one result is finite.
+- ``hidden``: the original file gives NaN or Inf, both in float64 and as it is, and the optimized file gives a number.
 - ``runs``: the optimized file does not load or run, or returns another shape or type.
-- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics in the graph) the error in the model's own type
-  is over 16 times the original's. Next to a linear op it must also exceed 64 ulp of that channel; a norm's kernel may
-  err by 1,000 ulp.
+- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics in the graph), the error in the model's type is
+  more than 16 times the error of the original file. Next to a linear op, the error must also be more than 64 ulp of the
+  channel. For the kernel of a norm, it must be more than 1,000 ulp.
 
-Not false, but counted: ``exposed``, a finite result at an infinite input that becomes NaN; ``runtime``, a NaN that a
-kernel hides while the file in float64 does not.
+Two kinds of results are counted, but are not false. In ``exposed``, a finite result at an infinite input becomes NaN.
+In ``runtime``, a kernel hides a NaN that the file in float64 does not hide.
 
 The bound of ``numbers`` is per element: 16 times the largest change of four draws, plus 16 half ulps of the result. A
 draw moves every parameter, sum of parameters and root by half an ulp, and every other sum and difference by 1e-13
@@ -39,7 +40,7 @@ NODE_ULPS = 1000
 HALF_ULP = {
     np.dtype(np.float16): 2.0**-11,
     np.dtype(np.float32): 2.0**-24,
-    # The half ulp of float64 is a float32's, because epsilon is a float32.
+    # For float64, use half an ulp of float32, because epsilon is a float32.
     np.dtype(np.float64): 2.0**-24,
 }
 FALSE = ("numbers", "hidden", "runs", "accuracy")
@@ -70,10 +71,10 @@ class Verdict:
 
 
 class _Unsure(Exception):
-    """Judge evaluates something else than the runtime does."""
+    """Raised if the judge's float64 form computes another function than the runtime."""
 
 
-# Inputs near one whose error grew.
+# Number of inputs that are tried near an input whose error grew
 _NEIGHBOURS = 24
 
 
@@ -102,7 +103,7 @@ def judge(case: Case, optimized: onnx.ModelProto, rng: np.random.Generator, coun
     try:
         before = session(case.model)
         before64 = Evaluator(case.model, noisy=True)
-    # A graph that the runtime refuses is not a case.
+    # A graph that the runtime refuses can't be judged.
     except Exception as error:
         return Verdict("skipped", f"the original: {str(error)[:300]}")
     try:

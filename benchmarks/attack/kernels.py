@@ -1,4 +1,4 @@
-"""Convolutions in float64 for ReferenceEvaluator, by definition: one tensor product for each place of the kernel."""
+"""Define convolutions in float64 for ReferenceEvaluator: the sum of one tensor product per kernel element."""
 
 from __future__ import annotations
 

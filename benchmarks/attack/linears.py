@@ -1,4 +1,4 @@
-"""Linear ops of every kind, and BatchNorm as the node or by hand in several spellings."""
+"""Draw linear ops of every kind, and batch norms as a node or in several hand-written spellings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms with one subtle fault, and norms whose inner tensors have other readers."""
+"""Draw norms with one subtle fault, and norms whose inner tensors have other readers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Norms in branches, loops, scans and local functions, with captures, shadowed names, and functions named like built-in
-ops.
+"""Draw norms in branches, loops, scans and local functions.
+
+Their bodies capture outer tensors and shadow names, and some functions have the names of built-in ops.
 """
 
 from __future__ import annotations

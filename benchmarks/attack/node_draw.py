@@ -1,4 +1,4 @@
-"""Draw single nodes of ONNX's operators: their inputs, attributes and outputs, present and absent.
+"""Draw single nodes of ONNX's operators, with optional inputs, attributes and outputs present or absent.
 
 ``onnx.defs`` gives the attributes, types, inputs and outputs of an operator at an opset; callers provide values worth
 trying.

@@ -1,13 +1,13 @@
-"""Hand-written norms in many spellings, with places for a trap.
+"""Draw hand-written norms in many spellings, with hooks at which a trap can be inserted.
 
-A hook is a function tensor -> tensor at a named place:
+A hook is a function from tensor to tensor. The names of the hooks are:
 
-- ``x``: before everything.
+- ``x``: on the input.
 - ``d``: x − mean.
 - ``square``, ``variance``, ``root``, ``normed``, ``scaled``: inside the norm.
-- ``y``: the end.
-- ``gamma``: the parameter.
-- ``count``: the number of elements as a float tensor, if the spelling divides by it.
+- ``y``: on the result.
+- ``gamma``: on the parameter.
+- ``count``: on the number of elements as a float tensor, if the spelling divides by it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Spelling:
     """Choices for one norm.
 
     Attributes:
-        rms: no mean.
+        rms: True for a norm without a mean.
         ddof: 1 for an unbiased variance.
-        outside: root + ε.
+        outside: True if ε is added to the root.
     """
 
     axes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Traps that combine causes: several norms, wide rows, defaults that a caller may override, views, casts."""
+"""Draw traps that combine causes: several norms, wide rows, defaults that a caller may override, views, casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attack the conversion to newer opsets: every operator that changed, with its attributes present and absent.
+"""Test the conversion to newer opsets, for every operator that changed, with its attributes present and absent.
 
 ``python -m benchmarks.attack.opsets --count 20000 --seed 0`` prints how many nodes were drawn, converted and refused,
 and which of them became another function; it writes those to ``--output``.
@@ -30,11 +30,11 @@ from normdeploy.graphs.region import RefusedError
 from .nodes import OPS, draw_node
 
 OLDEST, NEWEST = 7, 23
-# For newer opsets onnxruntime may have other kernels, or expand the op. Then sums of at most 64 products may be added
-# in another order. Each addition rounds by half a unit of the largest partial sum, which is up to 8 times as large as
-# the largest output.
+# Allowed difference in units of the largest output. For a newer opset, onnxruntime may use another kernel or expand the
+# op. Then sums of at most 64 products may be added in another order. Each addition rounds by half a unit of the largest
+# partial sum, which is up to 8 times as large as the largest output.
 _ULPS = 64 * 8 / 2
-# Ops that only move, select, compare or count numbers round nothing.
+# Ops that only move, select, compare or count numbers, so that results must have the same bits
 _EXACT = (
     "Abs ArgMax ArgMin BitShift Cast CastLike Ceil Clip Compress Concat ConstantOfShape DepthToSpace DequantizeLinear"
     " Dropout Equal Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater GreaterOrEqual Hardmax Identity"
@@ -42,9 +42,9 @@ _EXACT = (
     " Range ReduceMax ReduceMin Relu Reshape ReverseSequence Round Scatter ScatterElements ScatterND Shape Sign Size"
     " Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unique Unsqueeze Where"
 )
-# Of 0 and -0 either may count as the larger, and onnxruntime's kernels differ in it.
+# Ops whose result may be 0 or -0 if both are inputs; onnxruntime's kernels differ
 _OF_TWO_ZEROS = ("Max", "Min", "ReduceMax", "ReduceMin", "Relu", "Clip")
-# onnxruntime's kernels of these ops with training outputs crash the process.
+# Ops whose kernels in onnxruntime crash the process if the node has training outputs
 _CRASHING = ("BatchNormalization",)
 
 
@@ -127,7 +127,7 @@ def _file(
         )
         if place > 0 and rng.random() < fixed:
             stored.append(numpy_helper.from_array(array, name))
-            # Files before IR version 4 list their weights as inputs.
+            # In files before IR version 4, weights are listed as inputs too.
             if old:
                 inputs.append(stated)
         else:

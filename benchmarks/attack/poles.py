@@ -1,8 +1,9 @@
-"""Identities of algebra that are not identities of numbers: poles, roots of negative numbers, 0 · NaN, |t| instead of
-t.
+"""Draw traps made of identities that hold for rational functions but not for all numbers.
 
-As rational functions both sides are equal, so a proof over a field sees no difference. At single points, or for one
-sign, the original returns NaN or another branch of the root.
+They use poles, roots of negative numbers, 0 · NaN, and |t| instead of t.
+
+Both sides are equal as rational functions, so a proof in a field alone does not see the difference. At single points,
+or for one sign, the original returns NaN or the other root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Traps in sizes: right at the sizes that one tries, wrong at others."""
+"""Draw traps that depend on sizes: norms at the sizes that a test would try, but not at others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Write the numbers of a model in every form that the ONNX specification allows.
 
-Written from onnx.proto and onnx's documents of sparse tensors and external data. Weights are packed by hand instead of
-by ``onnx.numpy_helper``, so that readers of such files are tested against an independent implementation. `Disguise`
-takes a model whose weights are dense raw initializers, and returns the same model with each weight in a random form.
+The module follows onnx.proto and onnx's documents on sparse tensors and external data. It does not use
+``onnx.numpy_helper`` to pack weights, so readers of such files are tested against an independent implementation.
+`Disguise` takes a model with dense raw initializers, and returns the same model with each weight in a random form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, helper
 
-# onnx.proto: bits of types that are packed several to a byte, the first in the lowest bits.
+# Bits per number of the types of which a byte holds several numbers. The first number is in the lowest bits
+# (onnx.proto).
 PACKED = {
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
@@ -21,7 +22,8 @@ PACKED = {
     TensorProto.INT2: 2,
     TensorProto.UINT2: 2,
 }
-# onnx.proto: the typed field of each type, and the type to read its bytes as. All others go to int32_data byte by byte.
+# Field of TensorProto for each type, and the type as which its bytes are read (onnx.proto). All other types are stored
+# byte by byte in int32_data.
 _FIELDS = {
     TensorProto.FLOAT: ("float_data", "<f4"),
     TensorProto.COMPLEX64: ("float_data", "<f4"),
@@ -42,11 +44,11 @@ _SHORT = {
     TensorProto.INT64: "value_int",
     TensorProto.STRING: "value_string",
 }
-# onnxruntime has no sparse tensors of packed types, strings and complex numbers.
+# Types of which onnxruntime supports no sparse tensors: packed types, strings and complex numbers
 _NEVER_SPARSE = {*PACKED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128}
 _SHORT_SINCE = 12
-# Share of sparse tensors in a form that the specification forbids (descending indices) or does not mention (values
-# outside the file). A reader may refuse these, but must not misread them.
+# Share of sparse tensors with a disputed form: one that the specification forbids (descending indices) or does not
+# mention (external values). A reader may refuse such a tensor, but must not misread it.
 _DISPUTED = 0.01
 
 

@@ -1,4 +1,4 @@
-"""Traps in values: functions that are the identity except on a set that sampling misses, at any place of a norm."""
+"""Draw traps that depend on values: functions that are the identity except on a set that samples are likely to miss."""
 
 from __future__ import annotations
 

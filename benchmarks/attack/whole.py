@@ -1,4 +1,4 @@
-"""Honest norms: the norm and neighbors that do not affect it."""
+"""Draw norms without a trap, with neighbors that do not affect the norm."""
 
 from __future__ import annotations
 

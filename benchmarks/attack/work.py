@@ -1,4 +1,4 @@
-"""Take one graph through everything: generate, optimize, judge."""
+"""Generate, optimize and judge one graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .builder import Case
 from .families import generate
 from .judge import FALSE, judge
 
-# Seconds for one graph: one that hangs must not end a long run.
+# Time limit for one graph in seconds, so that a graph that hangs does not end a long run
 LIMIT = 120
 
 
@@ -24,8 +24,8 @@ class Outcome:
     Attributes:
         kind: "" (right or unchanged), one of ``judge.FALSE``, "skipped", "error" (``optimize`` raised) or "invalid"
             (the generator's own fault).
-        before: original model, kept only if it is worth a look.
-        after: optimized model, kept only if it is worth a look.
+        before: original model; kept only if the result should be examined.
+        after: optimized model; kept only if the result should be examined.
     """
 
     family: str

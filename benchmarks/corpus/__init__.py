@@ -1,4 +1,4 @@
-"""Norms as other exporters write them, and their outcome in this project and in other tools.
+"""Collect norms as other exporters write them, and compare the results of normdeploy and of other tools.
 
     python -m benchmarks.corpus write FOLDER              # export everything (minutes)
     python -m benchmarks.corpus run FOLDER                # this project

@@ -1,6 +1,6 @@
-"""Files that another tool changed first: partial half precision, and onnxruntime's offline optimizer.
+"""Make files that another tool changed: partly half precision, or optimized by onnxruntime's offline optimizer.
 
-Both are made from torch's files, by tools that come with onnxruntime.
+Both are made from files of torch's exporter, by tools that are part of onnxruntime.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from .entry import Entry, nodes
 
-# Ops that people keep in float32 in a half-precision model.
+# Ops that are commonly kept in float32 in a half-precision model
 _KEPT_WIDE = {
     "statistics wide": ["ReduceMean", "ReduceSum", "Pow", "Sqrt", "Div", "Reciprocal"],
     "all half": [],

@@ -23,12 +23,13 @@ class Entry:
 
     Attributes:
         expect: as in ``models.case.Case``.
-        lookalike: must be refused, or (with an ``expect``) a trap that may be rewritten only to that.
-        shapes: the inputs' concrete shapes, for each size that the file is tried at.
-        highs: integer inputs are drawn below these.
-        survivors: an inner tensor of the norm has other readers, so that reductions stay.
+        lookalike: True if the file must be refused. If it has an ``expect``, it is a trap that may be rewritten only to
+            the expected node.
+        shapes: concrete shapes of the inputs, for each size at which the file is run.
+        highs: upper bounds, below which integer inputs are drawn.
+        survivors: True if an inner tensor of the norm has other readers, so that reductions must remain.
         limit: number of nodes after the exporter's own optimizer.
-        reference: file that this one was made from, and must equal.
+        reference: file from which this file was made, and with which its outputs must agree.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Entry:
 
     @property
     def expressible(self) -> bool:
-        """Return whether standard ONNX can express the norms."""
+        """Return True if standard ONNX can express the norms."""
         return bool(self.expect)
 
     def feeds(self, proto: onnx.ModelProto) -> Iterator[dict[str, np.ndarray]]:

@@ -1,5 +1,6 @@
-"""Run a file in float64 with onnx's own reference evaluator: the ground truth of the corpus, which shares no code with
-the project.
+"""Run a file in float64 with onnx's reference evaluator.
+
+Its results are the ground truth of the corpus, because it shares no code with normdeploy.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch.nn import functional
 
 
 class GlobalMaxPool(OpRun):
-    """Replacement for onnx's own (1.23), which drops the reduced axes of an input of rank 3."""
+    """Replacement for onnx's op (1.23), which drops the reduced axes of an input of rank 3."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
 class ConvTranspose(OpRun):
-    """Replacement for onnx's own (1.23), which can't do groups."""
+    """Replacement for onnx's op (1.23), which does not support groups."""
 
     def _run(self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, **attributes: Any) -> tuple[np.ndarray]:
         spatial = x.ndim - 2

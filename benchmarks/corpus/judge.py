@@ -1,12 +1,13 @@
-"""Judge a result: is each norm one node, and are the numbers right?
+"""Judge a result: check that each norm is one node, and that the numbers are right.
 
-**Numbers.** An output may differ from the float64 truth by max(2·e, 64u·max|y|). e is the original file's error in the
-same runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ) (``rewriting.rounding_verdicts``)
-for the corpus's inputs, which stay within 7σ. If the original is not finite, any number passes.
+**Numbers.** An output may differ from the float64 truth by max(2·e, 64u·max|y|). Here e is the error of the original
+file in the same runtime and type, and u is the unit roundoff of the type. The factor 64 is the factor 8·(1 + max|x|/σ)
+of certificates (``normdeploy.rewriting.rounding_verdicts``), because the inputs stay within 7σ. If the original result
+is not finite, any number passes.
 
-onnxruntime's CPU provider can't run bfloat16, so it is evaluated exactly; only the roundings of folded parameters
-remain, 4u·max|y|. An epsilon that a Cast to half precision makes zero may be kept or be zero: this project keeps it,
-and tools that fold the Cast do not. Either is right if the rest is.
+onnxruntime's CPU provider can't run bfloat16, so bfloat16 files are evaluated exactly. Then only the roundings of
+folded parameters remain, and the bound is 4u·max|y|. A Cast to half precision may turn an epsilon into zero. normdeploy
+keeps such an epsilon, and tools that fold the Cast do not. Both are accepted.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from .entry import Entry, nodes
 from .judge import Truth, fits, ops, valid
 from .ours import Row
 
-# For one file; the slowest that ends needs two.
+# Time limit for one file in seconds; the slowest file that a tool finishes takes two seconds.
 SECONDS = 60.0
 _WORKER = Path(__file__).with_name("worker.py")
 

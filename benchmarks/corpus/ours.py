@@ -1,4 +1,7 @@
-"""Test this project on one file of the corpus: fused, refused, never worse, and the same a second time."""
+"""Test normdeploy on one file of the corpus.
+
+The norms must be fused or refused as expected, the result must not be worse, and a second run must change nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ class Row:
     """Result of a tool for one file.
 
     Attributes:
-        was: every norm was a standard node in the file already.
-        fused: every norm is a standard node in the result.
-        faults: broken promises; empty if there are none.
-        before: number of nodes.
-        after: number of nodes.
+        was: True if every norm already was a standard node in the file.
+        fused: True if every norm is a standard node in the result.
+        faults: requirements that the result violates.
+        before: number of nodes before.
+        after: number of nodes after.
     """
 
     name: str

@@ -1,5 +1,6 @@
-"""Run another optimizer over files, in a separate process because it may crash or hang, and in an environment that need
-not have normdeploy.
+"""Run another optimizer over files.
+
+The worker is a separate process, because the optimizer may crash or hang. Its environment need not have normdeploy.
 
     python worker.py TOOL
 

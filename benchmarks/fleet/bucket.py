@@ -1,4 +1,4 @@
-"""Server of S3's kind that answers late, like a distant one; its objects are the files of a folder.
+"""Serve the files of a folder as objects of an S3 bucket that answers slowly, like a distant server.
 
     python -m benchmarks.fleet.bucket PORT FOLDER MILLISECONDS
 
@@ -22,7 +22,7 @@ BUCKET = "far"
 
 
 class Far:
-    """Bucket that answers late."""
+    """Bucket that answers with a delay."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder, self._seconds = folder, seconds

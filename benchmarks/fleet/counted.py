@@ -1,7 +1,7 @@
-"""Stand-in for the command line in the fleet's tests that also records when it ran and on which inputs.
+"""Replace the command line in the fleet's tests, and record when each step ran and on which inputs.
 
-The record is next to the store, in whose work folder a step runs. So processes of Ray nodes, whose environment was set
-before any fleet was made, find the right place too.
+A step runs in the work folder of the store, and the record is next to the store. So processes of Ray nodes find the
+record without an environment variable, which would have to be set before the fleet exists.
 
 ``python -m benchmarks.fleet.counted fleet run ...`` drives a fleet with it: in processes of this machine, or on a Ray
 cluster with ``--on``.
@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-# Next to the store: a line "time digest" for each execution.
+# Name of the file next to the store with a line "time digest" per execution
 RUNS = "runs.txt"
-# Next to fleet.toml: exists when the driver has its libraries.
+# Name of the file next to fleet.toml that exists when the driver has imported its libraries
 READY = "ready"
 
 

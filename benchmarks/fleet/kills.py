@@ -2,10 +2,11 @@
 
     python -m benchmarks.fleet.kills
 
-A fleet is driven into a store until it is complete. Each drive is disturbed by one kill, or by two if it continues.
-After each drive, the content of every object must match its name, and every record's objects must exist. No step may
-have been started if its record already existed. At the end one more run must find or do everything, leave nothing of
-the killed parts, and give the same manifest as an undisturbed fleet, byte for byte.
+A fleet is run repeatedly with one store until it is complete. Each run, called a drive, is disturbed by one kill, or by
+two if it continues after the first. After each drive, the content of every object must match its name, and every
+record's objects must exist. No step may have been started if its record already existed. At the end, one more run must
+complete the fleet and leave no remains of killed parts. Its manifest must equal the manifest of an undisturbed fleet,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ runtime = "onnxruntime"
 [models.all]
 source = "*.pt2"
 """
-# Of the fleet; its models are "slow": a step takes 0.2 s.
+# Number of models and of steps of the fleet. Each step takes 0.2 s.
 MODELS, STEPS = 3, 24
-# Kills of a drive that continues after one; a step that is hit three times would fail.
+# Maximum number of kills in a drive that continues after a kill. With three kills, one step might be hit three times
+# and fail.
 PER_DRIVE = 2
 LOCAL = ("driver", "warm process", "step")
 ON_RAY = ("driver on Ray", "Ray worker", "Ray node")
@@ -61,7 +63,7 @@ SIGNALS = {
     "Ray node": (signal.SIGKILL,),
 }
 
-# A series ends if a kind of process is never found; else it would go on forever.
+# A series ends after this number of misses, because a kind of process that never runs would keep it going forever.
 MOST_MISSED = 20
 
 
@@ -70,8 +72,8 @@ class Tally:
     """Results for one kind of kill.
 
     Attributes:
-        missed: the fleet had ended, or nothing of the kind ran at that moment.
-        fleets: driven to their end.
+        missed: number of kills without a target, because the fleet had ended or nothing of the kind ran at that moment.
+        fleets: number of fleets that were run to their end.
     """
 
     kills: int = 0

@@ -1,13 +1,14 @@
-"""Run a real fleet: at least twelve models in float32, float16 and int8 for three kinds of GPU, compared with the verbs
-called by hand.
+"""Run a real fleet, and compare it with the verbs called one by one.
+
+The fleet has at least twelve models in float32, float16 and int8, for three kinds of GPU.
 
     python -m benchmarks.fleet.real [--models N]
 
-The models are those of `models` that contain linear layers or convolutions, two that are a norm alone, and the demo's
-sentence encoder with its trained weights. Afterwards every verb is called by hand, in a separate process and another
-folder, with the options of fleet.toml. It must write the same bytes, and its exit code must match the cell. For one
-file TensorRT-RTX 1.7 may write different engines, which differ in the numbers that it gives its own tensors. So a build
-by hand that differs is repeated, and the table says how often. Writes `benchmarks/results/fleet_real.md`.
+The models are the models of `models` that contain linear layers or convolutions, two models that consist of one norm,
+and the demo's sentence encoder with trained weights. After the fleet, every verb is called by hand, in a separate
+process and another folder, with the options of fleet.toml. It must write the same bytes, and its exit code must match
+the cell. TensorRT-RTX 1.7 may write different engines for one file, which differ in the numbers of its inner tensors.
+So if a build by hand differs, it is repeated, and the table says how often. Writes `benchmarks/results/fleet_real.md`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _CAPABILITIES = ("8.6", "8.9", "12.0")
 _HEAD = '[defaults]\nsteps = ["verify"]\n[variants.fp32]\n[variants.fp16]\nexport = { precision = "fp16" }\n'
 _INT8 = '[variants.int8]\nexport = { quantize = "int8", runtime = "tensorrt-rtx" }\n'
 _SAMPLES = 32
-# MiniLM's budget of int8 decides nothing: its quantization steps move the output by more than a quarter.
+# The error budget of MiniLM in int8 is too large to decide anything: the quantization steps change the output by more
+# than a quarter. So a metric decides.
 _JUDGED = {("minilm", "int8"): ("--metric", "cosine:0.99", "--inputs", "minilm.npz")}
-# Builds by hand, until one equals the fleet's engine.
+# Maximum number of builds by hand until one equals the engine of the fleet
 _BUILDS = 10
 
 

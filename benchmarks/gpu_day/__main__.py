@@ -1,12 +1,11 @@
-"""Run everything that was never run for lack of a GPU, in one command and under 25 minutes, and write one page of
-results.
+"""Run everything that needs a GPU, with one command in under 25 minutes, and write one page of results.
 
     python -m benchmarks.gpu_day [PART …] [--again] [--out FOLDER]
 
 Each part is a separate command with a time limit; its output is kept as a log. An interrupted run can be resumed: parts
-that passed with this commit, GPU and driver are not run again (--again runs them). Without a GPU each part runs up to
-its first call of CUDA, and the page says so; none of that counts as passed. Exits with 1 unless every part passed.
-Writes ``gpu_day.md``, ``gpu_day.json`` and the logs into ``benchmarks/results``, or FOLDER.
+that passed with this commit, GPU and driver are not run again (--again runs them). Without a GPU, each part runs up to
+its first call of CUDA and does not count as passed. The page says so. Exits with 1 unless every part passed. Writes
+``gpu_day.md``, ``gpu_day.json`` and the logs into ``benchmarks/results``, or FOLDER.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class Outcome:
     """Result of a part.
 
     Attributes:
-        key: code and machine that it ran on.
-        rows: rows that the part wrote.
+        key: identifies the code and the machine of the run.
+        rows: result rows that the part wrote.
     """
 
     part: str

@@ -1,8 +1,9 @@
-"""Build and run engines of whole models on a GPU, from the PyTorch model to the timed run; each step is a row.
+"""Build and run engines of whole models on a GPU. Each step, from the PyTorch model to the timed run, is a row.
 
     python -m benchmarks.gpu_day.engines RESULTS.json tensorrt|tensorrt-rtx [plugin]
 
-If a model gives no engine, the others go on. Exits with 1 if a step failed, with 3 if one could not run.
+If a model gives no engine, the run continues with the next model. Exits with 1 if a step failed, with 3 if one could
+not run.
 """
 
 from __future__ import annotations

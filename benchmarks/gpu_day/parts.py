@@ -1,12 +1,12 @@
-"""Parts of the GPU day, each a separate command: everything that machines without a GPU can't show."""
+"""List the parts of the GPU day: everything that needs a GPU, each as a separate command."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# One extent of each kind: a long row, a small image, a row that fills no lane, a row that is not a multiple of any
-# tile.
+# Tests of the sanitizer run, one size of each kind: a long row, a small image, a row shorter than a warp, a row that is
+# not a multiple of any tile
 _SANITIZED = "1001 or 7x7 or 7-20 or 40x41"
 _GPU_TESTS = ("-m", "pytest", "-rs", "tests/plugins/test_gpu.py")
 
@@ -21,9 +21,9 @@ class Part:
     Attributes:
         shows: fact that a successful run proves.
         seconds: time limit.
-        tests: the command is pytest; its counts are the outcome.
+        tests: True if the command is pytest. Its counts are then the result.
         program: program that runs ``python``, with its options; must be installed.
-        alone: options added without a GPU; with them the part does everything that needs none.
+        alone: options that are added without a GPU. With them, the part does everything for which it needs no GPU.
         environment: variables set for the command.
     """
 

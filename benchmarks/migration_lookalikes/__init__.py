@@ -1,1 +1,1 @@
-"""Graphs that look as if a norm's γ and β could move into the linear layers after it: see ``__main__``."""
+"""Test the migration of γ and β into linear layers on lookalikes; see ``__main__``."""

@@ -1,12 +1,12 @@
-"""Check that every migration of γ and β into linear layers is exact, and that everything else is refused.
+"""Check that every migration of γ and β into linear layers is exact, and that every other case is refused.
 
 ``python -m benchmarks.migration_lookalikes [--count 10000] [--first 0] [--seed N …]`` draws graphs that look as if a
-norm's γ and β could move into the linear layers after it. A tenth of them are plain, to show that something is moved at
-all. ``normdeploy.quantization.scale_migration.migrate_scales`` migrates each graph, and both graphs are compared in
-float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). In every second graph the
-inputs of linear layers are also conditioned, by random powers of two and shifts, or by factors whose inverses have
-three binary digits. The promise is judged, not the method: the graphs were written without looking at the rules. A
-false migration is printed with its seed.
+norm's γ and β could move into the linear layers after it. A tenth of the graphs are plain: a migration is expected,
+which shows that the test is not empty. ``normdeploy.quantization.scale_migration.migrate_scales`` migrates each graph,
+and both graphs are compared in float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see
+``judge``). In every second graph the inputs of linear layers are also conditioned, by random powers of two and shifts,
+or by factors whose inverses have three binary digits. The generators do not use the rules of the migration. A false
+migration is printed with its seed.
 
 It writes ``benchmarks/results/migration_lookalikes.md``. It exits with 1 in these cases: a migration is false or fails
 with an exception; a refusal has no reason; the given graph is changed; a plain one is not migrated; the judge misses a
@@ -37,7 +37,7 @@ from .graphs import Drawn, drawn
 from .judge import fault, runs
 
 RESULTS = Path(__file__).parents[1] / "results"
-# Plain graphs; every fault is planted in each.
+# Number of plain graphs in which every fault is planted
 PLANTED = 40
 
 

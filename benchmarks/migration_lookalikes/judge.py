@@ -1,5 +1,6 @@
-"""Check that a graph computes the same after a migration, with onnx's own reference evaluator and all floating tensors
-in float64.
+"""Check that a graph computes the same function after a migration.
+
+onnx's reference evaluator runs both graphs, with all floating-point tensors in float64.
 
 The allowed error is the effect of rounding the stored weights. Every stored number of the original graph is moved by up
 to one rounding of its type (2⁻²⁴ relatively for float32), several times. The bound is the largest resulting change of
@@ -17,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 FLOATS = {TensorProto.FLOAT: 2.0**-24, TensorProto.FLOAT16: 2.0**-11}
-# Several weights are rounded, some twice: γ·W, then its sum with β·W.
+# Factor of the bound, because several weights are rounded, some of them twice: γ·W, then its sum with β·W
 SLACK = 16.0
 # Relative to the largest output, for these inputs or for usual ones: float64's own rounding through about twenty
 # operations. Nothing else remains for a constant row, or for a tiny branch that is shifted like one that is not.

@@ -1,1 +1,1 @@
-"""Change single lines, one at a time, and check that the tests of their subject notice."""
+"""Change single lines of the code, one at a time, and check that a test fails."""

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 USUAL = "mutants"
 RESULTS = ROOT / "benchmarks" / "results"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
-# Seconds for the tests of one mutant; one that never ends counts as noticed.
+# Time limit for the tests of one mutant in seconds. A mutant whose tests never end counts as killed.
 _WITHIN = 600.0
 
 

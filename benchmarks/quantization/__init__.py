@@ -1,3 +1,1 @@
-"""Quantized files of normdeploy and of other tools, judged with samples that calibrated none of them: see
-``__main__``.
-"""
+"""Compare quantized files of normdeploy and of other tools; see ``__main__``."""

@@ -39,7 +39,7 @@ from .data import sentences
 from .subjects import SUBJECTS, Subject
 
 FLOAT = "float32"
-# onnxruntime has kernels for int8 on the CPU; FP8 and INT4 become float32.
+# Forms that are timed. onnxruntime has CPU kernels for int8 only; it computes FP8 and INT4 in float32.
 TIMED = ("symmetric", "asymmetric")
 
 

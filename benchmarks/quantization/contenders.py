@@ -20,9 +20,9 @@ from . import environments
 
 SUBJECTS = ("minilm", "mobilenet", "efficientnet", "decoder")
 LINEARS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
-# Calibration samples a run.
+# Number of calibration samples per run of the model
 STEP = 8
-# Float file, samples, file to write.
+# Function of the float32 file, the samples, and the file to write
 Write = Callable[[Path, Path, Path], None]
 
 

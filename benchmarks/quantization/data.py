@@ -1,5 +1,6 @@
-"""Real sentences and photographs that every machine has once the packages are installed; no data set is downloaded, and
-nothing is stored in the repository.
+"""Collect real sentences and photographs from installed packages.
+
+No data set is downloaded, and nothing is stored in the repository.
 
 Sentences: English prose from the documentation of installed packages and of Python itself. Photographs: the pictures
 that scikit-image ships. The samples are crops of these, not separate pictures, so neighbors are similar. The text's
@@ -28,9 +29,9 @@ from PIL import Image
 from . import environments
 
 SOURCES = ("networkx", "sympy", "matplotlib", "torch", "numpy", "hypothesis", "rich", "onnx_ir", "_pytest")
-# Most sentences of each package, so that no subject dominates.
+# Maximum number of sentences of one package, so that no subject dominates
 PER_SOURCE = 250
-# Words of a sentence.
+# Minimum and maximum number of words of a sentence
 LEAST, MOST = 8, 40
 _CODE = re.compile(r">>>|::|``|[|=<>{}\[\]_\\*`]|\.\.\s|https?:|@|\d\.\d|^\W|:param|\be\.g|\bi\.e")
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")

@@ -15,12 +15,13 @@ from normdeploy.verbs.bench.timing import Timing, race_calls
 
 from .subjects import Feeds, Subject, batched
 
-# Of each file: two sessions of one file differ by up to 4 % as long as they live.
+# Number of sessions per file. The times of two sessions of one file differ by up to 4 %, for as long as the sessions
+# exist.
 SESSIONS = 3
 # 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom.
 STUDENT = 2.776
 BATCHES = (1, 8)
-# With its 95 % interval.
+# A ratio with its 95 % interval
 Ratio = tuple[float, float, float]
 
 

@@ -1,4 +1,4 @@
-"""Models with their samples and measures."""
+"""List the models with their samples and measures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normdeploy.compare.metrics import cosine, nearest_neighbor_agreement, top_a
 from . import data, decoder, efficientnet, vision
 
 Feeds = dict[str, np.ndarray]
-# Samples a run, for judging.
+# Number of samples per run of the model, for judging
 AT_ONCE = 16
 # Calibration crops of each photograph. Half of normdeploy's are used for judging; of 256, one is 0.4 %.
 CROPS = 32
@@ -33,7 +33,7 @@ class Subject:
         judge: returns arrays, samples first.
         measures: ``measures(output, reference, judged)`` returns numbers by name; output and reference are [samples,
             …].
-        length: the second axis is a dynamic dim too.
+        length: True if the second axis is a dynamic dim too.
     """
 
     name: str

@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 FILE = RESULTS / "quantization.json"
 FASTER, LOSS, LEFT = "faster", "loss, % more", "linears in float"
 AT_MOST = (LOSS, LEFT)
-# Model, start of a row's name, and values that one such row must reach.
+# Requirements: the model, the start of a row's name, and the values that one such row must reach
 ASKED: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("minilm", "normdeploy int8, tensorrt-rtx", {"nearest kept": 0.97, "worst cosine": 0.995, LEFT: 12}),
     ("minilm", "normdeploy int8, tensorrt-rtx", {"nearest kept": 0.95, "worst cosine": 0.995, LEFT: 0}),

@@ -21,9 +21,9 @@ from .pairs import LEFT_OUT, Pair, pairs
 from .rows import RESULTS, Row, append, current_commit, read, write
 from .table import PAGE, page
 
-# Wall time for one pair.
+# Time limit for one pair in seconds of wall time
 SECONDS = 900
-# Bytes of address space.
+# Maximum address space of a child process in bytes
 MEMORY = 8 << 30
 
 

@@ -17,7 +17,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 Nodes = Sequence[onnx.NodeProto]
 MOVED, TIMES = 1e-3, 10.0
-# An added scalar in this range stabilizes a division, a root or a logarithm.
+# An added scalar in this range is treated as an epsilon, which stabilizes a division, a root or a logarithm.
 EPSILONS = (1e-13, 2e-2)
 
 

@@ -1,4 +1,4 @@
-"""Judge one pair: ``verify`` of the right file and of each faulty one, and ``bisect`` of each faulty one.
+"""Judge one pair: run ``verify`` on the right file and on each faulty file, and ``bisect`` on each faulty file.
 
 Each pair has its own process, which sends every result at once. After a crash the results before it remain.
 """

@@ -25,7 +25,7 @@ NETS: tuple[Net, ...] = (*VISION, *SEQUENCES, *PLAIN)
 MODULE, PROGRAM, FILE = "module", ".pt2", "file"
 _EXPORTERS = {**EXPORTERS, "torchao PT2E": torchao}
 _TOOLS = {**TOOLS, **CONVERTERS}
-# Calibration samples of an int8 file.
+# Number of calibration samples of an int8 file
 SAMPLES = 128
 
 

@@ -1,1 +1,1 @@
-"""Race whole models in onnxruntime on the CPU: plain export, peers and normdeploy's files: see ``__main__``."""
+"""Race whole models in onnxruntime on the CPU; see ``__main__``."""

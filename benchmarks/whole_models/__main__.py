@@ -13,9 +13,10 @@ interval from their differences (Student's t for two groups); below 1 is faster.
 the model in float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone), as the mean of
 four inputs; ``--errors`` measures only them again.
 
-The measures: default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best peer. Each
-file must be at least as exact as plain, and have no more nodes than onnxslim or onnxsim leave of it. The script exits
-with 1 if a measure is missed by more than its interval.
+The requirements for ratios to the plain export: at most 1.02 for the default file, and at most 1.01 for ``--runtime
+onnxruntime``, which must also take at most 1.01 of the best peer's time. Each file must be at least as accurate as the
+plain export, and have no more nodes than onnxslim or onnxsim leave of it. The script exits with 1 if a requirement is
+missed by more than its interval.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ RESULTS = Path(__file__).parents[1] / "results"
 PLAIN, DEFAULT, ORT = "plain export", "default", "--runtime onnxruntime"
 BOUNDS = {DEFAULT: 1.02, ORT: 1.01}
 OFFSETS = (0.0, 1e3)
-# Inputs for measuring errors.
+# Number of inputs for measuring errors
 INPUTS = 4
-# Of each file.
+# Number of sessions per file
 SESSIONS = 3
 # 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom.
 STUDENT = 2.776
-# Times the error of plain export; two evaluations of equal accuracy may differ by as much.
+# Maximum error as a multiple of the error of the plain export. Two evaluations of equal accuracy may differ by this
+# factor.
 WORSE = 1.5
 
 

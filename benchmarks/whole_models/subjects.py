@@ -1,5 +1,6 @@
-"""Models of the race, at the sizes that people run, with random weights; fewer layers than usual if more would only
-repeat them.
+"""List the models of the race, at usual sizes and with random weights.
+
+Some have fewer layers than usual, if more layers would only repeat the same.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class Subject:
     """Model and its inputs for a batch.
 
     Attributes:
-        images: inputs are drawn around an offset; ids are not.
+        images: True if the inputs are drawn around an offset; False for ids.
         kind: name of the model type in `onnxruntime.transformers`; "" if it has none.
-        heads: for that tool.
-        width: for that tool.
-        open: the batch is exported as a dynamic dim; else it is 1.
+        heads: number of heads for `onnxruntime.transformers`.
+        width: hidden size for `onnxruntime.transformers`.
+        open: True if the batch is exported as a dynamic dim; False if it is 1.
     """
 
     name: str

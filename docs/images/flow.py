@@ -1,4 +1,4 @@
-"""Draw ``flow.svg``: the path of a model through the folders of ``normdeploy/`` (docs/architecture.md).
+"""Draw ``flow.svg``: the path of a model through the folders of ``normdeploy/`` (docs/explanation/architecture.md).
 
     PYTHONPATH=. python docs/images/flow.py
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 WIDE, HIGH, ACROSS, DOWN = 176, 46, 200, 84
-# (folders, their work), in the order of a model's path; four to a line.
+# (folders, their work) of each box, in the order of a model's path; four boxes per line.
 WAY = (
     ("loading/", "a file told from its bytes"),
     ("exporting/", "torch's program to ONNX"),
@@ -22,7 +22,7 @@ WAY = (
     ("rewriting/", "writes, runs, seals"),
     ("storage/", "written whole or not at all"),
 )
-# Folders that support the path, and folders that use the file.
+# Boxes next to the path: folders that support it, and folders that use the resulting file.
 BESIDE = (
     ("evaluate/", "ops in float64"),
     ("norms/ contrib/", "tables of norm ops"),

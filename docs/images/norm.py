@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python docs/images/norm.py
 
-Boxes and arrows are the nodes and tensors of the two ONNX graphs; nothing is drawn by hand. A node is one row below the
-lowest of its inputs. The colors follow the reader's light or dark mode.
+The nodes and tensors of the two ONNX graphs are drawn as boxes and arrows; nothing is drawn by hand. A node is drawn
+one row below the lowest of its inputs. The colors follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_of(graph: onnx.GraphProto) -> tuple[dict[str, int], list[list[str]]]:
 
 
 def drawn(graph: onnx.GraphProto, left: float, top: float, columns: int) -> list[str]:
-    """Draw a graph, ``columns`` boxes wide.
+    """Draw a graph that is ``columns`` boxes wide.
 
     Returns:
         SVG elements.
@@ -89,7 +89,7 @@ def picture(before: onnx.GraphProto, after: onnx.GraphProto, said: str) -> str:
     """Draw both graphs.
 
     Args:
-        said: text below the second one.
+        said: text below the second graph.
 
     Returns:
         SVG text.

@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python docs/images/speed.py
 
-Each bar is the time of torch's export over the time of normdeploy's file, in onnxruntime on a CPU. Bars of int8 compare
-with normdeploy's float32 file. `claims` lists the same figures as the README states them. `tests/test_docs.py` compares
-both with today's JSON. The colors follow the reader's light or dark mode.
+Each bar is the time of torch's export divided by the time of normdeploy's file, in onnxruntime on a CPU. An int8 bar
+divides the time of normdeploy's float32 file instead. `claims` lists the same figures in the words of the README.
+`tests/test_docs.py` compares the chart and the README with the current JSON. The colors follow the reader's light or
+dark mode.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BLOCKS = {
     "dit_block": "DiT block",
     "convnext_block": "ConvNeXt block",
 }
-# All layers in int8, and with the layers that cost most accuracy in float32.
+# Names of two measured files: with all layers in int8, and with the least accurate layers kept in float32.
 INT8 = ("normdeploy int8, onnxruntime", "normdeploy int8, onnxruntime, nearest:0.97 cosine:0.995")
 STYLE = """
     svg { --ground: #ffffff; --line: #57606a; --text: #1f2328; --bar: #54aeff; --grid: #d0d7de }
@@ -52,7 +53,7 @@ class Bar:
     """One measured ratio.
 
     Attributes:
-        faster: time of the file that it is compared with, over the time of normdeploy's file.
+        faster: time of the other file divided by the time of normdeploy's file.
     """
 
     name: str
@@ -65,7 +66,7 @@ def read_results(name: str) -> dict[str, Any]:
 
 
 def single_norms() -> list[Bar]:
-    """List the norms that were raced alone at usual sizes, fastest first."""
+    """List the norms that were benchmarked alone at usual sizes, with the largest speed-up first."""
     alone = [row for row in read_results("race.json")["models"] if "×" in row["model"]]
     bars = [Bar(row["model"].replace(", wide", "").replace(" by hand", ""), row["faster"]) for row in alone]
     return sorted(bars, key=lambda bar: -bar.faster)
@@ -83,7 +84,7 @@ def blocks() -> list[Bar]:
 
 
 def whole_model_times() -> dict[str, float]:
-    """Return the time of each whole model at batch 1, as a part of the plain export's time."""
+    """Return the time of each whole model at batch 1, divided by the time of the plain export."""
     rows = read_results("whole_models.json")["rows"]
     return {row["model"]: row["ratios"]["--runtime onnxruntime"]["1"][0] for row in rows}
 
@@ -116,7 +117,7 @@ def groups() -> dict[str, list[Bar]]:
 
 
 def claims() -> list[str]:
-    """List the phrases with figures that the README has to hold."""
+    """List the phrases with figures that the README has to contain."""
     norms = [bar.faster for bar in single_norms()]
     times = sorted(whole_model_times().values())
     held = read_results("quantization.json")["models"]["minilm"][INT8[1]]

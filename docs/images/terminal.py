@@ -1,9 +1,10 @@
-"""Record ``terminal.svg``: `bisect` on two wrong files, with the output that the commands print.
+"""Record ``terminal.svg``: the output of `bisect` on two wrong files.
 
     PYTHONPATH=. python docs/images/terminal.py
 
-The model is the one of the README. The first file is torch's own export, which has lost the norm's epsilon. The second
-is normdeploy's, with one weight changed by 0.1 %. `tests/test_docs.py` runs the commands again and compares the words.
+The model is the model of the README. The first file is torch's export, which has lost the norm's epsilon. The second
+file is normdeploy's export, with one weight changed by 0.1 %. `tests/test_docs.py` runs the commands again and compares
+the text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from docs.refresh import ROOT, blocks, run_python
 PICTURE = Path(__file__).with_name("terminal.svg")
 COMMANDS = ("normdeploy bisect model.pt2 plain.onnx", "normdeploy bisect model.pt2 damaged.onnx")
 COLUMNS = 112
-# As rich's own template, without the font that it loads from a server.
+# SVG template: rich's template, without the font that it loads from a server.
 TEMPLATE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <title>normdeploy bisect finds a lost epsilon and a changed weight</title>
 <style>

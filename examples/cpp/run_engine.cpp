@@ -1,5 +1,5 @@
 // Loads a TensorRT engine, runs it and writes its outputs: no Python, and no library of normdeploy, whose kernels lie
-// in the engine. How to build and use it: docs/cpp.md.
+// in the engine. How to build and use it: docs/reference/cpp.md.
 #include "tensors.h"
 
 #include <NvInferRuntime.h>

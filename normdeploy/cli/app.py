@@ -23,9 +23,9 @@ from .verbose import add_common_options
 
 
 class _PlainHelp:
-    """Base class of verbs that removes line breaks within a paragraph of help, and <bool> after a flag.
+    """Base class of verbs that cleans up the help text.
 
-    typer keeps the line breaks of a docstring, and writes <bool> after a flag.
+    typer keeps the line breaks of a docstring, and writes <bool> after a flag. This class removes both.
     """
 
     def __init__(self, *args: Any, help: str | None = None, **kwargs: Any) -> None:
@@ -106,26 +106,26 @@ app.add_typer(of_fleets, name="fleet")
 
 
 def main() -> None:
-    """Run the command line. A user's error prints one message on standard error and exits with code 1.
+    """Run the command line. An error of the user is printed as one message on standard error, with exit code 1.
 
     In every verb, exit code 3 means that a package or a GPU is missing.
     """
     supervise_in_child()
     if not sys.warnoptions:
-        # Hide the libraries' own warnings; the report has everything that concerns the user.
+        # Hide the warnings of libraries, because the report contains everything that concerns the user.
         warnings.simplefilter("ignore")
     # Without a handler, libraries would log straight to the terminal, with unescaped names from a file.
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
-        # The terminal's encoding may lack letters of a name or our dashes.
+        # The terminal's encoding may not have all characters of a name, or the dashes in our messages.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     signals.watch_signals()
     try:
         app()
     except RuntimeUnavailable as error:
-        # The verb neither passed nor failed.
+        # A package or a GPU is missing, so the verb neither passed nor failed.
         _exit_with_error(str(error), NOT_RUN)
     except NormdeployError as error:
         _exit_with_error(str(error))
@@ -133,8 +133,8 @@ def main() -> None:
         if error.errno == errno.ENAMETOOLONG:
             _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; use a shorter one")
         if error.errno == errno.ENOSPC and error.filename is None:
-            # storage.atomic writes files and reports their errors itself. Standard output is redirected because Python
-            # would flush its buffer at exit and fail again.
+            # Errors of written files are reported by storage.atomic, so this error is about standard output. Standard
+            # output is redirected, because Python would flush the buffer at exit and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _exit_with_error(f"can't write to standard output: {error.strerror}; free some space")
         raise

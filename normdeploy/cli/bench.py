@@ -20,7 +20,8 @@ def bench(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="FILE...", help="One model, ONNX files and engines, in any order; recognized by content."
+            metavar="FILE...",
+            help="One model, ONNX files and engines, in any order. Each is recognized by its content.",
         ),
     ] = None,
     *,
@@ -28,13 +29,12 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Benchmark a model in eager mode and torch.compile against ONNX files and engines, which run in turns.
+    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines. They run in turns.
 
-    Exit code 1: an answer is wrong.
-    Exit code 3: no answer is wrong, but a file was not run.
+    Exit code 1: an output is wrong. Exit code 3: no output is wrong, but a file was not run.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
-    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
+    Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))

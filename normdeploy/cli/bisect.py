@@ -25,7 +25,7 @@ def bisect(
     Exit code 3: no output fails, but an engine was not run.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
-    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
+    Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).
     """
     output = options.output
     used = [path for path in (options.policy, options.dataset, output) if path is not None]

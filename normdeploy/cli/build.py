@@ -22,10 +22,10 @@ class RepeatedValuesCommand(TyperCommand):
     option = "--compute-capability"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the option before each further number, then parse as typer does.
+        """Insert the option before each further value, then parse as typer does.
 
         Returns:
-            arguments that are left, as from typer.
+            arguments that are not parsed yet, as typer returns them.
         """
         spread: list[str] = []
         for arg in args:

@@ -24,9 +24,11 @@ Format = Literal["text", "json", "sarif"]
 
 @dataclass(frozen=True, kw_only=True)
 class FindingsOptions:
-    """Format and file of the findings."""
+    """Options for the format and the file of the findings."""
 
-    form: Format = option_field("text", "--format", "Format of --output, or of the printed findings without --output.")
+    form: Format = option_field(
+        "text", "--format", "Format of the file --output. Without --output, format of the printed findings."
+    )
     output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
 
 
@@ -44,7 +46,7 @@ def check(
     """Check the normalizations of files for CI.
 
     Exit code 1: a rule of --fail-on has a finding, or a file is unreadable.
-    Exit code 3: neither applies, but a runtime that a rule needs is not installed.
+    Exit code 3: no rule has a finding, but a runtime that a rule needs is not installed.
     """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files
@@ -61,7 +63,7 @@ def check(
             sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
         )
     text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
-    # A file name may hold surrogates, which UTF-8 can't encode.
+    # A file name may contain surrogates, which UTF-8 can't encode. They are replaced.
     text = text.encode(errors="replace").decode()
     if output is not None:
         write_bytes(output, text.encode())

@@ -1,4 +1,4 @@
-"""Output of a verb: a progress bar during work, tables at the end, and the report as a file."""
+"""Output of a verb: a progress bar while it works, tables at the end, and the report as a file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from .options import ReportingOptions
 
 
-# File descriptors of standard output and standard error. C++ libraries write to them directly, past Python's streams.
+# File descriptors of standard output and standard error. C++ libraries write to these directly, not through Python's
+# streams.
 _PRINTED_TO = (1, 2)
 
 
 def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> None:
-    """Check before any work that the report and the page can be written.
+    """Check that the report and the page can be written. Call this before the work starts.
 
     Args:
         reporting: files of the report and the page.
@@ -46,7 +47,7 @@ def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> No
 
 
 def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
-    """Check like `require_reports`, for single files; None is skipped."""
+    """Check the same as `require_reports`, for single files. A file that is None is skipped."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
@@ -63,7 +64,7 @@ def require_writable_report(file: Path | None, html: Path | None = None, used: I
 
 
 def require_all_run(missed: Iterable[object]) -> None:
-    """Exit with code 3 if something that the user named was not run; call it after a verb found no fault.
+    """Exit with code 3 if a file that the user named was not run. Call this after a verb found no error.
 
     Args:
         missed: reasons; they become the error's message.
@@ -76,7 +77,7 @@ def require_all_run(missed: Iterable[object]) -> None:
 
 
 def print_line(text: Text | str = "") -> None:
-    """Print one line on standard output, like the tables."""
+    """Print one line on standard output, where the tables are printed too."""
     make_console().print(text)
 
 
@@ -85,7 +86,7 @@ def print_report(result: Renderable, account: Report, reporting: ReportingOption
     if reporting.report is not None or reporting.html is not None:
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).to_json()
         if reporting.report is not None:
-            # JSON can't encode the surrogates of an undecodable file name, so they are written as escapes.
+            # UTF-8 can't encode the surrogates of an undecodable file name, so they are written as escapes.
             write_bytes(reporting.report, text.encode(errors="backslashreplace"))
         if reporting.html is not None:
             from ..reports.report_page import render_page
@@ -107,9 +108,9 @@ def make_console() -> Console:
 
 @contextmanager
 def silence_output(*, quiet: bool) -> Iterator[None]:
-    """Drop all output of libraries while a quiet verb works; they write past Python's streams.
+    """Drop all output of libraries while a quiet verb works, including output that bypasses Python's streams.
 
-    With ``-v`` nothing is dropped, because its log goes to standard error too.
+    With ``-v`` nothing is dropped, because the log is written to standard error too.
     """
     closed = sys.stdout is None or sys.stderr is None
     if not quiet or closed or log.isEnabledFor(logging.INFO):
@@ -127,7 +128,7 @@ def silence_output(*, quiet: bool) -> Iterator[None]:
 
 
 def _redirect_output(targets: Iterable[int]) -> None:
-    """Redirect standard output and error to ``targets``; flush first, so that buffered text goes to the old target."""
+    """Redirect standard output and error to ``targets``. Flush first, so that buffered text goes to the old target."""
     sys.stdout.flush()
     sys.stderr.flush()
     for descriptor, target in zip(_PRINTED_TO, targets, strict=True):
@@ -162,7 +163,7 @@ def show_progress(quiet: bool) -> Iterator[Progress | None]:
         task = shown.add_task("")
 
         def update_bar(stage: str, done: int, total: int) -> None:
-            """Set the bar's text and count; a ``total`` of 0 is unknown."""
+            """Set the bar's text and count. A ``total`` of 0 means that the total is unknown."""
             shown.update(task, description=escape_line(stage), completed=done, total=total or None)
 
         yield update_bar

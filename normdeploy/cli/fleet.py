@@ -28,7 +28,7 @@ FleetFile = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOptions:
-    """Options for the files that receive the results of a run's cells."""
+    """Options for the files to which the results of a run's cells are written."""
 
     html: Path | None = option_field(None, "--html", "Also write the results as an HTML page.", metavar="FILE.html")
     markdown: Path | None = option_field(
@@ -40,7 +40,7 @@ class TablesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOptions:
-    """Options of `FleetOptions` that apply to one cell."""
+    """Options of `FleetOptions` for verbs that show one cell."""
 
     store: str | None = repeat_option_field(FleetOptions, "store")
     trust: list[Path] = repeat_option_field(FleetOptions, "trust")
@@ -52,7 +52,7 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
     A cell is one model in one variant on one target.
 
     Exit code 1: a cell is wrong or failed.
-    Exit code 3: no cell is wrong, but one was not run.
+    Exit code 3: no cell is wrong or failed, but a cell was not run.
     """
     from ..fleet import fleet_commands
 
@@ -63,10 +63,9 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
 
 
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
-    """Run the last run's bundles again with the versions installed now.
+    """Run the bundles of the last run again, with the versions that are installed now.
 
-    Exit code 1: something got worse.
-    Exit code 3: nothing got worse, but a bundle was not run.
+    Exit code 1: a result got worse. Exit code 3: no result got worse, but a bundle was not run.
     """
     from ..fleet.fleet_recheck import recheck_fleet as rechecked
     from ..fleet.fleet_tables import group_names_by_reason, show_rechecks
@@ -97,8 +96,8 @@ def diff(
             "--against",
             metavar="LIBRARY=VERSION",
             help=(
-                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95; without it, show the effect of"
-                " changes already made on this machine. Repeatable."
+                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95. Without --against, the effect of"
+                " changes already made on this machine is shown. Repeatable."
             ),
         ),
     ] = None,
@@ -152,7 +151,7 @@ def publish(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT; oci+http:// for plain HTTP.",
+            help="oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT. For plain HTTP, write oci+http://.",
         ),
     ],
     options: PublishOptions,
@@ -177,9 +176,13 @@ def gc(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
     older: Annotated[
         float,
-        typer.Option("--older", min=0, metavar="DAYS", help="Select objects unused for DAYS; only --yes deletes them."),
+        typer.Option(
+            "--older", min=0, metavar="DAYS", help="Select objects that no run used for DAYS. Only --yes deletes them."
+        ),
     ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete the objects; without it, only count them.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete the objects. Without --yes, they are only counted.")
+    ] = False,
 ) -> None:
     """Count the objects of a store that no recent run uses; with --yes, delete them."""
     from ..fleet import garbage_collection
@@ -225,7 +228,7 @@ def _report_run(done: FleetRun, tables: TablesOptions, file: Path, store: PathLi
 
 @contextmanager
 def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
-    """Show how many steps are done and an estimate of the remaining time, unless quiet or without a terminal."""
+    """Show how many steps are done and the estimated remaining time; show nothing if quiet or without a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -246,7 +249,7 @@ def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
         task = shown.add_task("", total=None)
 
         def update_bar(step: str, done: int, total: int) -> None:
-            """Set the bar's text and count; a ``total`` of 0 is unknown."""
+            """Set the bar's text and count. A ``total`` of 0 means that the total is unknown."""
             shown.update(task, description=escape_line(step), completed=done, total=total or None)
 
         yield update_bar

@@ -1,5 +1,5 @@
-"""Arguments and options of the command line: those shared by several verbs, and those built from the fields of frozen
-dataclasses (`normdeploy.verb_options`).
+"""Arguments and options of the command line. Some are shared by several verbs; others are built from the fields of
+frozen dataclasses (`normdeploy.verb_options`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ ModelFile = Annotated[
 ]
 Original = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="Model file, Hugging Face folder, or ONNX file to compare the others with."),
+    typer.Argument(metavar="MODEL", help="Model to compare with: a model file, a Hugging Face folder or an ONNX file."),
 ]
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="ONNX file.")]
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", help="Output path; an existing file is replaced only once the new one is complete."),
+    typer.Option(
+        "--output", "-o", help="Output path. An existing file is replaced only when the new file is complete."
+    ),
 ]
 
 TrustedKeys = Annotated[
@@ -39,7 +41,7 @@ TrustedKeys = Annotated[
     typer.Option(
         "--trust",
         metavar="PUBLIC.pem",
-        help="Public key; only content signed with the given keys is accepted. Repeatable.",
+        help="Public key. Only content that is signed with one of these keys is accepted. Repeatable.",
     ),
 ]
 

@@ -17,7 +17,9 @@ from .options import OnnxFile, QuietOption
 
 def package(
     onnx: OnnxFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle; appears only once complete.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the bundle. It appears only when the bundle is complete.")
+    ],
     options: PackageOptions,
     load: LoadingOptions,
     shown: QuietOption,
@@ -26,14 +28,15 @@ def package(
         typer.Option(
             "--store",
             metavar="PLACE",
-            help="Store of export or a fleet, to find the file's report in (NORMDEPLOY_STORE).",
+            help="Store of export or of a fleet to search for the file's report. Default: the environment variable"
+            " NORMDEPLOY_STORE.",
         ),
     ] = None,
 ) -> None:
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes.
 
-    Exit code 1: a runtime, configured as in the bundle, gives wrong results on the samples.
-    Exit code 3: no result is wrong, but an engine was not run.
+    Exit code 1: a runtime with the bundle's configuration gives wrong results on the samples. Exit code 3: no result is
+    wrong, but an engine was not run.
 
     The bundle is written in both cases.
     """

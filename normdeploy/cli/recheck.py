@@ -21,7 +21,9 @@ def recheck(
     onnx: Annotated[
         Path | None,
         typer.Option(
-            "--onnx", metavar="FILE", help="Newer ONNX file of the same model, to run instead of the bundle's."
+            "--onnx",
+            metavar="FILE",
+            help="Newer ONNX file of the same model. It runs instead of the bundle's ONNX file.",
         ),
     ] = None,
     trust: TrustedKeys = None,
@@ -31,8 +33,7 @@ def recheck(
 ) -> None:
     """Verify a bundle's hashes, run its samples again, and report changes.
 
-    Exit code 1: something got worse.
-    Exit code 3: nothing got worse, but an engine was not run.
+    Exit code 1: a result got worse. Exit code 3: no result got worse, but an engine was not run.
     """
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with show_progress(shown.quiet) as progress:

@@ -17,7 +17,9 @@ from .options import QuietOption, ReportingOptions, ReportOption
 
 
 def run(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file or engine; recognized by content.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="ONNX file or engine. It is recognized by its content.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -28,7 +30,10 @@ def run(
         ),
     ] = None,
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Input arrays by name; generated if omitted.")
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="IN.npz", help="File of input arrays by name. Inputs are generated if omitted."
+        ),
     ] = None,
     *,
     options: RunOptions,

@@ -1,8 +1,9 @@
 """Handle Ctrl-C and SIGTERM while a library computes. Python handles a signal only when the library returns, and an
 endless Loop never does.
 
-The operating system therefore also notifies a thread (``signal.set_wakeup_fd``). The thread gives the verb a moment to
-unwind as usual. If the verb does not end, the thread ends the process with a shell's exit code: 128 + the signal.
+The operating system therefore also notifies a thread (``signal.set_wakeup_fd``). The thread waits for a moment, in
+which the verb may end and clean up as usual. If the verb does not end, the thread ends the process with the exit code
+128 + the signal's number, as shells do.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import threading
 
 from ..storage.file_replacement import remove_unfinished
 
-# Seconds to unwind; a second Ctrl-C ends the wait.
+# Seconds that a verb has to end after a signal. A second Ctrl-C ends the wait.
 GRACE = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch_signals() -> None:
-    """Start to watch for signals; call it in the main thread of the command line's own process."""
-    # On Windows the wakeup needs a socket, and select takes no pipe.
+    """Start to watch for signals. Call this in the main thread of the command line's process."""
+    # On Windows, ``set_wakeup_fd`` needs a socket, and ``select`` does not accept a pipe.
     if sys.platform == "win32":
         return
     heard, told = os.pipe()
@@ -32,8 +33,8 @@ def watch_signals() -> None:
 
 
 def restore_default_sigint() -> None:
-    """Let Ctrl-C end the process at once after the run. Python may still wait for threads and would print a
-    traceback.
+    """Let Ctrl-C end the process at once after the run. Otherwise Python, which may still wait for threads, would print
+    a traceback.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

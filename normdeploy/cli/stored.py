@@ -1,4 +1,4 @@
-"""Add ``--store`` to the single verbs: results of the same input are taken from a store."""
+"""Add ``--store`` to a verb, which returns a stored result if the verb already ran with the same input."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from ..errors import InputError, escape_line
 from ..storage.file_replacement import write_bytes
 from .console import require_writable_report, silence_output
 
-# The same name as `normdeploy.fleet.fleet_commands.STORE`, whose import would load onnx.
+# Environment variable of the store. It equals `normdeploy.fleet.fleet_commands.STORE`, which is not imported because
+# that would load onnx.
 _PLACE = "NORMDEPLOY_STORE"
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="PLACE",
-        help="Folder or URL that caches results; if nothing changed, the cached result is returned (NORMDEPLOY_STORE).",
+        help="Folder or URL that caches results. If nothing changed, the cached result is returned. Default: the"
+        " environment variable NORMDEPLOY_STORE.",
     ),
 ]
 
@@ -33,8 +35,8 @@ StoreOption = Annotated[
 def add_store_option(verb: Callable[..., None]) -> Callable[..., None]:
     """Add ``--store`` to a verb.
 
-    The verb's signature says which files are read and written: arguments and options of type Path are files, and
-    ``output`` is written.
+    The files that the verb reads and writes are found in its signature: arguments and options of type Path are files,
+    and ``output`` is written.
 
     Returns:
         the verb with the option.
@@ -43,7 +45,7 @@ def add_store_option(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def run_with_store(*, store: str | None = None, **kwargs: Any) -> None:
-        """Run the verb, or take its result from the store if one is given."""
+        """Run the verb, or take its result from ``store`` if a store is given."""
         place = store or os.environ.get(_PLACE, "")
         if not place:
             verb(**kwargs)
@@ -85,7 +87,7 @@ def _take_from_store(verb: str, signature: inspect.Signature, place: str, given:
 
         write_bytes(html, render_page(json.loads(result.report)).encode())
     if not quiet:
-        # Anyone who can write to the store can write its logs, so they are escaped.
+        # Anyone who can write to the store can change its logs, so the logs are escaped.
         for line in io.StringIO(result.log):
             print(escape_line(line.removesuffix("\n")))
         if result.cached:

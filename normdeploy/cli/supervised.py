@@ -1,8 +1,8 @@
 """Run the command line in a child process. If a library crashes, the run ends with a message and exit code 1.
 
 onnxruntime, torch and onnx are written in C++, and a file can crash them. `normdeploy.ort_sessions.crash_risks`
-predicts some nodes that crash. After any other crash the run is repeated with each onnxruntime session in its own child
-process, which names the node.
+predicts some nodes that crash. After any other crash, the run is repeated with each onnxruntime session in a separate
+child process, so that the message can name the node.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import NoReturn
 from ..errors import escape_line
 from ..ort_sessions.child_process import REHEARSE_ALL
 
-# Signals of the operating system for forbidden operations and for too much memory.
+# Signals that the operating system sends for forbidden operations and for too much memory.
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGTERM")
-# These libraries may have started threads, which a fork does not copy.
+# Libraries that may have started threads. A fork does not copy threads, so the process is not forked after an import of
+# these.
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "torch")
 _PR_SET_PDEATHSIG = 1
 # faulthandler writes the innermost call first.
@@ -36,8 +37,8 @@ class _ChildExit:
     """Exit of the child.
 
     Attributes:
-        status: as `os.waitstatus_to_exitcode` takes it.
-        trace: text that faulthandler wrote, "" without a crash.
+        status: wait status, which `os.waitstatus_to_exitcode` accepts.
+        trace: text that faulthandler wrote; "" without a crash.
     """
 
     status: int
@@ -66,7 +67,7 @@ def supervise_in_child() -> None:
     end = _fork_and_wait()
     if end is None:
         return
-    # A process killed for its memory would ask for as much memory again, so it is not repeated.
+    # A process that was killed for its memory would need as much memory again, so the run is not repeated.
     if end.crash_signal and end.crash_signal != "SIGKILL" and REHEARSE_ALL not in os.environ:
         os.environ[REHEARSE_ALL] = "1"
         end = _fork_and_wait()
@@ -91,7 +92,7 @@ def _fork_and_wait() -> _ChildExit | None:
     if child == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            # The parent ended before prctl took effect.
+            # The parent ended before prctl took effect, so the child ends too.
             os._exit(1)
         faulthandler.enable(trace, all_threads=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -99,7 +100,7 @@ def _fork_and_wait() -> _ChildExit | None:
     while True:
         heard = signal.sigwaitinfo(numbers)
         if heard.si_signo != signal.SIGCHLD:
-            # A terminal signals the child as well; pass on only signals of other processes.
+            # A terminal sends its signals to the child as well, so only signals of other processes are passed on.
             if heard.si_code <= 0:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, heard.si_signo)

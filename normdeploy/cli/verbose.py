@@ -23,7 +23,7 @@ Verbose = Annotated[
         count=True,
         metavar="",
         show_default=False,
-        help="Log each stage to standard error; -vv: also each attempt.",
+        help="Log each stage to standard error. -vv also logs each attempt.",
     ),
 ]
 NoExtensions = Annotated[
@@ -60,8 +60,8 @@ def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
             parameters += typer_parameters(groups[parameter.name])
         else:
             parameters += [parameter]
-    # typer lists options in the order of the parameters, so a parameter without a default may follow one with a
-    # default. Python allows this order only for keyword-only parameters.
+    # typer lists options in the order of the parameters. In this order, a parameter without a default may follow a
+    # parameter with a default, which Python allows only for keyword-only parameters.
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
     parameters += [

@@ -35,12 +35,12 @@ def verify(
     """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
     Exit code 1: an output is off by more than rounding explains.
-    Exit code 3: nothing failed, but a file was not run.
+    Exit code 3: no output is wrong, but a file was not run.
 
     Your tolerances and metrics replace the default rule; the verdict by the default rule is still shown.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
-    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
+    Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).
     """
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)
@@ -79,7 +79,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
     """Return the one folder among ``files``.
 
     Raises:
-        InputError: the user gives other files with the folder, or options for a single file.
+        InputError: the user passes other files in addition to the folder, or options that apply to a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
     values |= {"--map": options.map, "--runner": options.runners}
@@ -134,7 +134,7 @@ def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report
 
 
 def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:
-    """Map roles to files; from the second file of a kind on, the role has a number: "onnx", "onnx 2", "engine"."""
+    """Map roles to files. From the second file of a kind on, the role has a number, such as "onnx 2"."""
     from ..runtimes.trt_runner import is_engine
 
     roles = {"model": str(source)}

@@ -1,6 +1,6 @@
 """Compare two evaluations of one function.
 
-Each kind of reference has its own bound; the module that computes the bound gives the reason:
+Each kind of reference has its own bound. The module that computes a bound also explains it:
 
     ================================  ======================================================================
     reference                         bound
@@ -14,5 +14,6 @@ Each kind of reference has its own bound; the module that computes the bound giv
     recorded samples                  `error_tally.ErrorTally` with the recorded bound
     ================================  ======================================================================
 
-`element_errors` measures the distance of two arrays, `verdict` is the result.
+"Eager" is the PyTorch model, run in eager mode in its own type. `element_errors` measures the distance of two arrays,
+and `verdict` is the result of a comparison.
 """

@@ -16,10 +16,10 @@ def absolute_difference(value: Array, reference: Array, *, one_sided: float = ma
 
     Args:
         value: same shape as the reference.
-        one_sided: distance if exactly one of the two is finite; if neither is, the distance is 0.
+        one_sided: distance of two elements of which exactly one is finite. If neither is finite, the distance is 0.
 
     Returns:
-        float64, of the reference's shape. Types without arithmetic give 0 for equal elements, else infinity.
+        float64, of the reference's shape. For types without arithmetic, equal elements give 0 and others infinity.
     """
     if reference.dtype.kind in "iub" and value.dtype.kind in "iub":
         # Different 64-bit integers may be equal as float64, so they count as at least 1 apart.
@@ -40,7 +40,7 @@ def absolute_difference(value: Array, reference: Array, *, one_sided: float = ma
 
 
 def nonfinite_mismatch(value: Array, reference: Array) -> Array:
-    """Find elements with a NaN or infinity that the other array does not have.
+    """Find elements that are NaN or infinite in one array, but differ in the other array.
 
     Returns:
         mask of the arrays' shape.
@@ -92,7 +92,7 @@ def first_true_index(mask: Array) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest error of an output over the elements that are finite in it and in the reference.
+    """Largest error of an output, over the elements that are finite in the output and in the reference.
 
     Attributes:
         scale: largest finite |reference|.

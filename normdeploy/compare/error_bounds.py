@@ -3,14 +3,17 @@
     error[i] ≤ 4 · max(ρ · s[i], e[i])        s[i] = spread[i] + ulp(reference[i])
 
 - ``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at
-  random (``runtimes.rounding_noise``). It shows if a result depends on roundings, like x − mean of a constant row.
-- ``e`` is the error of eager, one correct evaluation in the model's type.
+  random (``runtimes.rounding_noise``). It is large where a result depends on roundings, such as x − mean of a constant
+  row.
+- ``e`` is the error of eager, which is one correct evaluation in the model's own type.
 - ρ is the largest multiple of s that eager needs anywhere in the output. It is at least 1, because sums of many terms
-  round more than once. It is at most 8, so that one odd element of eager does not loosen all others.
-- The factor 4 leaves room because two correct evaluations round differently, like two random draws.
+  round more than once. It is at most 8, so that one unusual element of eager does not loosen the bound of all other
+  elements.
+- The factor 4 is a margin: two correct evaluations round differently, like two random draws.
 
 A few runs are made for every case. If a runtime exceeds the bound, more runs are made before the runtime fails. The
-reason is a tie between two choices: only some runs make the other choice, and a few runs may miss it.
+reason: rounding may decide between two choices, such as at a tie. Only some runs then take the second choice, and a few
+runs may miss it.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from .ulp_spacing import EAGER_MULTIPLE, float_spacing
 Outputs = Arrays
 
 MOST_RATIO = 8.0
-# Share of the largest |reference|.
+# Share of the largest |reference|. If the error exceeds this share, the output has no correct digit.
 _LOST = 0.25
-# Runs of every case, and the most runs if an element exceeds its bound.
+# Number of runs for every case, and maximum number of runs if an element exceeds its bound.
 RUNS, MOST_RUNS = 3, 48
 
 
@@ -72,7 +75,7 @@ class ErrorBounds:
         self._runs += runs
 
     def rounding_units(self, output: str) -> Array:
-        """Compute s of every element.
+        """Compute s of every element (see the module's docstring).
 
         Returns:
             array of the output's shape, at least the smallest normal number of float32 and wider types, because smaller
@@ -89,11 +92,12 @@ class ErrorBounds:
         return float((self._eager[output] / self.rounding_units(output)).max(initial=0.0))
 
     def allowed_error(self, output: str, ratio: float, error: Array | None = None) -> Array:
-        """Compute the largest error of each element that passes.
+        """Compute the allowed error of each element.
 
         Args:
             ratio: ρ, the largest `eager_ratio` over the cases, without limits.
-            error: error of a runtime; more roundings are run while it exceeds the bound.
+            error: error of a runtime. More runs with random roundings are made while it exceeds the bound. None: no
+                more runs.
 
         Returns:
             array of the output's shape.
@@ -117,10 +121,10 @@ class ErrorBounds:
 
 
 def has_lost_all_digits(value: Array, reference: Array) -> bool:
-    """Check if an output keeps no digit, with an error above a quarter of its largest value.
+    """Check if an output has no correct digit: its error is above a quarter of the largest reference value.
 
     Returns:
-        true if the finite elements are off that far.
+        true if a finite element has such an error.
     """
     finite = np.isfinite(reference)
     away = absolute_difference(value[finite], reference[finite])

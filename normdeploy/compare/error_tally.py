@@ -33,11 +33,11 @@ class ErrorTally:
         absolute: largest absolute error.
         relative: largest relative error.
         scale: largest |reference|.
-        case: name of the case that decides.
-        ties: number of integers that differ and whose reference depends on a rounding.
+        case: name of the case with the worst result.
+        ties: number of integers that differ from the reference, where the reference depends on a rounding.
         broken: mismatch that no error can express (a NaN, another shape, another integer), or None.
         lost: error of a floating output in the broken case, NaN or infinite.
-        worst: element nearest to its bound or farthest beyond it, if elements have bounds.
+        worst: element nearest to its bound, or farthest beyond its bound; set only if elements have bounds.
         failed: names of cases that are broken or exceed a bound.
     """
 
@@ -67,10 +67,11 @@ class ErrorTally:
         Args:
             value: output of the runtime; None if it has no such output.
             reference: expected output, float64 for a floating output.
-            explained: returns a mask of integers that are right, exactly or by a rounding; called only if some differ.
+            explained: returns a mask of the integers that are equal or whose difference a rounding explains. It is
+                called only if some integers differ.
             bound: returns the allowed error of each element, given the error of each.
-            peer: eager's output; a value that is not finite passes if eager's is not finite either (NaN and infinities
-                count alike).
+            peer: eager's output. A value that is not finite passes if eager's value is not finite either, NaN or
+                infinite.
         """
         broken: _BrokenCase | None
         if value is None:
@@ -111,7 +112,7 @@ class ErrorTally:
         bound: Callable[[Array], Array] | None,
         peer: Array | None,
     ) -> _BrokenCase | None:
-        """Add the errors of a case, and return a mismatch that they can't express, or None."""
+        """Add the errors of a case. Return a mismatch that no error can express, or None."""
         with np.errstate(all="ignore"):
             # A reference beyond the type's range becomes infinite.
             expected = reference.astype(self.dtype).astype(np.float64)
@@ -146,7 +147,8 @@ class ErrorTally:
         if worst.bound_ratio > 1:
             self.failed.append(case)
         before = self.worst
-        # Bounds of cases after a failure use fewer draws, so a larger ratio alone does not make a case worse.
+        # After a failure, the bounds of later cases come from fewer random runs and are tighter. So a later case counts
+        # as worse only if its error is larger too.
         if before is None or (
             worst.bound_ratio > before.bound_ratio and (before.bound_ratio <= 1 or worst.error > before.error)
         ):
@@ -155,7 +157,7 @@ class ErrorTally:
                 self.case = case
 
     def failure_ratio(self, eager: ErrorTally) -> float:
-        """Return the multiple of the allowed error that was reached.
+        """Return the largest ratio of error to allowed error.
 
         Returns:
             ratio; above 1 the output fails.
@@ -165,7 +167,7 @@ class ErrorTally:
         return self.deciding_verdict(eager).bound_ratio
 
     def deciding_verdict(self, eager: ErrorTally) -> Verdict:
-        """Return the error that decides and the allowed error there.
+        """Return the worst error with its allowed error.
 
         Returns:
             verdict on the worst element, or on the largest error under one bound. If a floating output is ``broken``,
@@ -180,7 +182,7 @@ class ErrorTally:
         return verdict
 
     def allowed_error(self, eager: ErrorTally) -> float:
-        """Compute the largest error that passes under one bound for all elements.
+        """Compute the allowed error if all elements have the same bound.
 
         Args:
             eager: tally of the model in its own type.

@@ -1,11 +1,12 @@
 """Measure the similarity of two outputs as one number, for ``verify --metric``. Larger is more similar.
 
-All measures are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector;
-the smallest value over the inputs counts. ``top1``, ``top5`` and ``nearest_neighbor_agreement`` are shares of the rows
-of all inputs together. A NaN or an infinity in either output makes a measure NaN, which reaches no threshold.
+All measures are computed in float64. ``cosine``, ``psnr`` and ``snr`` treat the whole output for one input as one
+vector; the smallest value over the inputs is compared with the threshold. ``top1``, ``top5`` and
+``nearest_neighbor_agreement`` are shares of the rows of all inputs together. A NaN or an infinity in either output
+makes a measure NaN, and NaN fails every threshold.
 
-``accuracy_drop`` and ``accuracy5_drop`` need labels: they measure by how much the share of correctly labeled samples is
-below the reference's. Smaller is better; below zero the other model finds more.
+``accuracy_drop`` and ``accuracy5_drop`` need labels. They are the accuracy of the reference minus the accuracy of the
+tested model, so smaller is better. A negative drop means that the tested model labels more samples correctly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..types import Array
 
-# Most similarities in memory at a time.
+# Maximum number of similarities in memory at a time.
 AT_ONCE = 2**24
 
 
@@ -26,13 +27,13 @@ class Metric:
     """Measure of similarity.
 
     Attributes:
-        of: ``of(value, reference)`` is the measure of one input; if ``pooled``, 0 or 1 for each row. If ``labelled``,
-            ``of(value, labels)`` is 0 or 1 for each sample, and the difference between the shares of reference and
-            value counts.
+        of: computes the measure. ``of(value, reference)`` returns the measure for one input. If ``pooled``, it returns
+            0 or 1 for each row. If ``labelled``, ``of(value, labels)`` returns 0 or 1 for each sample, and the measure
+            is the share of the reference minus the share of the value.
         least: smallest possible value.
         most: largest possible value.
-        axes: least number of dims of an output.
-        among: the last axis must be larger than this.
+        axes: minimum number of dims of an output.
+        among: number that the size of the last axis must exceed, such as 5 for top5.
     """
 
     name: str
@@ -60,8 +61,8 @@ def cosine(value: Array, reference: Array) -> float:
     """Compute Σ v·r / (‖v‖ ‖r‖) (Salton and McGill, Introduction to Modern Information Retrieval, 1983).
 
     Returns:
-        number between −1 and 1. Two zero vectors give 1, a zero vector and another give 0, as in Polygraphy's
-        CosineSimilarityCompareFunc.
+        number between −1 and 1. Two zero vectors give 1; one zero vector and one nonzero vector give 0, as in
+        Polygraphy's CosineSimilarityCompareFunc.
     """
     v, r = _flatten_to_float64(value, reference)
     # Scale first: squares of numbers beyond 1e154 are infinite.
@@ -77,7 +78,7 @@ def psnr(value: Array, reference: Array) -> float:
     reference's own peak).
 
     Returns:
-        dB; infinite if both are equal, −infinite if the reference is zero and the other is not.
+        dB; infinite if both are equal, −infinite if only the reference is zero.
     """
     v, r = _flatten_to_float64(value, reference)
     return _decibels(float(np.abs(r).max(initial=0.0)), float(_root_mean_square(v - r)))
@@ -95,12 +96,12 @@ def snr(value: Array, reference: Array) -> float:
 
 
 def top_agreement(count: int) -> Callable[[Array, Array], Array]:
-    """Check for each row along the last axis (the classes) if the reference's best is among the ``count`` largest of
-    the other.
+    """Check for each row (of classes, along the last axis) if the reference's best class is among the ``count`` largest
+    scores of the tested output.
 
     This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015) with the reference's answer as the label. If the
-    reference has several best classes, any of them counts. Among equal scores of the other, the first goes before, as
-    in ``top_accuracy``.
+    reference has several best classes, each of them is accepted. Among equal scores of the tested output, the first
+    class ranks higher, as in ``top_accuracy``.
 
     Returns:
         function of (value, reference) that returns 0 or 1 for each row.
@@ -114,17 +115,17 @@ def top_agreement(count: int) -> Callable[[Array, Array], Array]:
         """
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        # Of the best classes, take the one that the other scores highest.
+        # Of the reference's best classes, take the class with the highest score in the tested output.
         return top_accuracy(count)(v, np.where(best, v, -np.inf).argmax(-1))
 
     return rows_agree
 
 
 def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
-    """Check for each sample if its label is among the ``count`` largest of its scores.
+    """Check for each sample if its label has one of the ``count`` largest scores of the sample.
 
-    This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015). Among equal scores the first goes before, as in
-    argmax: a file that gives all classes the same score finds label 0 alone.
+    This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015). Among equal scores, the first class ranks higher,
+    as in argmax. So if a file gives all classes the same score, only label 0 ranks first.
 
     Returns:
         function of (scores, labels) that returns 0 or 1 for each sample.
@@ -148,10 +149,10 @@ def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
 
 
 def nearest_neighbor_agreement(value: Array, reference: Array) -> Array:
-    """Check for each row (an embedding: all dims but the first as one vector) if its nearest other row is the
-    reference's.
+    """Check for each row if its nearest other row is the same as in the reference. A row is an embedding: all dims but
+    the first as one vector.
 
-    The nearest row has the largest cosine. The measure is recall at 1 of the reference's neighbors, as in retrieval
+    The nearest row is the row with the largest cosine. The measure is the recall at 1 of the reference's neighbors
     (Manning, Raghavan and Schütze, Introduction to Information Retrieval, 2008, 8.4). Rows that are equally near in the
     reference are interchangeable.
 
@@ -170,7 +171,7 @@ def nearest_neighbor_agreement(value: Array, reference: Array) -> Array:
         for similar in (ours, theirs):
             similar[rows - start, rows] = -np.inf
         chosen = theirs[rows - start, ours.argmax(-1)]
-        # Tolerate two roundings of one product.
+        # 8 ulp allow for the roundings of two equal products.
         agree[rows] = chosen >= theirs.max(-1) - 8 * np.finfo(np.float64).eps
     return agree
 

@@ -1,4 +1,4 @@
-"""Bound the distance of two evaluations of one function, from runs of one of them with every value perturbed.
+"""Bound the distance of two evaluations of one function, by runs of one evaluation with every value perturbed.
 
     |other − right| ≤ 4 · d + 6 · √N · u · |y|
 
@@ -16,7 +16,8 @@ from ..types import Array
 from .element_errors import absolute_difference, finite_magnitude, largest_of_rows
 from .verdict import Verdict, farthest_beyond_bound
 
-# Multiple of the largest change: both evaluations round, and few runs are made.
+# Factor by which the bound multiplies the largest change d. It is above 1 because both evaluations round, and because
+# only few runs are made.
 _DRAWS_APART = 4
 _DEVIATIONS = 6
 
@@ -48,8 +49,8 @@ def explained_error(right: Array, moved: Array, relative: float) -> Array:
     """Compute the error that rounding explains in each row of floating numbers, by the module's formula.
 
     Args:
-        right: one evaluation.
-        moved: how far perturbed runs moved each of its elements.
+        right: values of one evaluation.
+        moved: largest change of each element in the perturbed runs.
         relative: result of `regrouping_error`.
 
     Returns:
@@ -59,13 +60,13 @@ def explained_error(right: Array, moved: Array, relative: float) -> Array:
 
 
 def find_unexplained(value: Array, right: Array, moved: Array, relative: float) -> Verdict | None:
-    """Find the element farthest beyond the error that rounding explains.
+    """Find the largest error among the elements whose error rounding does not explain.
 
-    If perturbed runs move an integer in a row, any integer passes in that row: a choice that rounding turns over may
-    end anywhere.
+    If perturbed runs change an integer in a row, every integer passes in that row. Rounding then decides a choice, and
+    another choice may give any integer.
 
     Returns:
-        verdict on that element, or None if all are within.
+        verdict on that element, or None if rounding explains all elements.
     """
     if right.dtype.kind in "iub":
         allowed = np.where(largest_of_rows(moved) > 0, np.inf, 0.0)

@@ -1,9 +1,9 @@
 """Parse the user's own rules for outputs: tolerances and metrics with thresholds (``verify --tolerance``, ``--metric``,
 ``--policy``).
 
-A rule that is given for an output replaces the default rule (``verbs.verify.file_comparison``), which is evaluated too
-and shown beside it. With ``required`` both must pass. For each kind (the tolerance, each metric) an output's own rule
-overrides the rule for all outputs. All rules of an output must pass.
+A rule for an output replaces the default rule (``verbs.verify.file_comparison``). The default rule is still evaluated
+and shown. With ``required``, it must pass as well. A rule for a single output overrides the rule of the same kind (the
+tolerance, or a metric) for all outputs. All rules of an output must pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import InputError
 from .metrics import METRICS
 
-# Name that means every output.
+# Key for the rules of all outputs.
 ALL = ""
 _METRIC = re.compile(
     r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL
@@ -41,8 +41,8 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Limit of a metric: ``METRICS[kind]`` must be at least ``least``, or at most ``least`` for a metric with
-    labels.
+    """Limit of a metric. The metric ``METRICS[kind]`` must be at least ``least``. If the metric needs labels, it must
+    be at most ``least``.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Policy:
     """Rules of all outputs.
 
     Attributes:
-        rules: output (``ALL`` for every one) -> kind -> rule.
+        rules: output (``ALL`` for all outputs) -> kind -> rule.
         required: the default rule must pass as well.
     """
 
@@ -89,20 +89,22 @@ class Policy:
         return tuple(kind for kind in kinds if kind in METRICS and METRICS[kind].labelled)
 
     def merge_under(self, other: Policy) -> Policy:
-        """Fill the gaps of this policy from ``other``.
+        """Add the rules of ``other`` that this policy does not have.
 
         Returns:
-            policy in which this one's rules win.
+            policy in which the rules of this policy take precedence.
         """
         names = dict.fromkeys([*other.rules, *self.rules])
         rules = {name: {**other.rules.get(name, {}), **self.rules.get(name, {})} for name in names}
         return Policy(rules, self.required or other.required)
 
     def require_default(self, default: bool) -> Policy:
-        """Require the default rule too if ``default`` is set. Call it on the merged rules of options and file.
+        """Require the default rule too if ``default`` is set.
+
+        Call this after the rules of the options and of the policy file are merged.
 
         Returns:
-            the same rules, with ``required`` set if either asks for it.
+            the same rules; ``required`` is set if this policy or ``default`` requires the default rule.
 
         Raises:
             InputError: the default rule is required, but no other rule is given.
@@ -152,7 +154,8 @@ def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [(name, parse_tolerance(value)) for name, value in given.items()]
     texts = [given] if isinstance(given, str) else () if given is None else given
-    # 1e-3 or (1e-3, 1e-2) alone does not say which outputs it is for; a single number does not say if it is relative.
+    # A value such as 1e-3 or (1e-3, 1e-2) names no output. A single number could also mean either the absolute or the
+    # relative tolerance.
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise InputError(
             f'the tolerance {given!r} can\'t be read; write the text "ABS:REL" for every output, for example'
@@ -184,7 +187,7 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
         the tolerance.
 
     Raises:
-        InputError: it has another form, or a number is negative or not finite.
+        InputError: the value has another form, or a number is negative or not finite.
     """
     if written is None:
         written = str(value)
@@ -208,7 +211,7 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
 
 
 def parse_threshold(text: object, *, named: bool = False) -> Threshold:
-    """Parse ``cosine>=0.995`` or ``cosine:0.995``, which no shell takes for a redirection.
+    """Parse ``cosine>=0.995`` or ``cosine:0.995``. The form with ":" needs no quotes in a shell.
 
     Args:
         named: the text may name an output.
@@ -217,7 +220,7 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
         the threshold.
 
     Raises:
-        InputError: the text can't be parsed, the metric does not exist, or it can't reach the threshold.
+        InputError: the text can't be parsed, the metric does not exist, or the threshold is out of the metric's range.
     """
     parts = _split_rule(text)
     if parts["output"] and not named:

@@ -1,6 +1,6 @@
 """Bound the error of one norm or one fold by the roundings of its own formula.
 
-``unit`` is the unit roundoff of the type that is computed in.
+``unit`` is the unit roundoff u of the type in which the norm or fold is computed.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import numpy as np
 from ..types import Array
 
 _UNITS = 8
-# Allowed for a fold in a linear op, against the nodes before it.
+# Factor by which a fold in a linear op may exceed the error of the nodes before the fold.
 TIMES = 4
 ULPS = 4
 
 
 def norm_rounding_error(x: Array, y: Array, epsilon: float, *, centered: bool, gamma: float, unit: float) -> Array:
-    """Compute the error that a norm's rounding may make in each row:
+    """Compute the largest error that rounding explains in each row of a norm:
 
         8u · (1 + max|x|/σ) · max|γ| + u · max|y| + 2⁻²⁵ · ε/(σ² + ε) · max|y|
 
     The statistics are accurate to a few u of the largest element, and the result is rounded once more. Epsilon is a
-    float32 attribute: half an ulp of it changes the root by 2⁻²⁵·ε/(σ² + ε), relatively, which only float64 notices.
+    float32 attribute. Half an ulp of epsilon changes the root by a relative 2⁻²⁵·ε/(σ² + ε), which matters only in
+    float64.
 
     Args:
         x: rows of the input, float64.
@@ -39,7 +40,7 @@ def norm_rounding_error(x: Array, y: Array, epsilon: float, *, centered: bool, g
 
 
 def sum_rounding_error(terms: float, unit: float) -> float:
-    """Compute the error that a sum's rounding may make: 8 roundings of its terms.
+    """Compute the largest error that rounding explains in a sum: 8 roundings of its terms.
 
     Args:
         terms: sum of the terms' magnitudes.

@@ -1,4 +1,4 @@
-"""Find other right values of an integer whose result depends on a rounding."""
+"""Find all correct values of an integer output that depends on a rounding."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 from ..types import Array
 from .error_bounds import Outputs
 
-# Runs of the reference. One run in four turns a difference of one unit around, so 16 runs miss one in a hundred.
+# Maximum number of runs of the reference per kind. One run in four reverses a difference of one unit, so 16 runs miss
+# one such difference in a hundred.
 _DISTURBANCES = 16
-# With this many different answers, the result is open.
+# Number of different values at which an integer counts as undetermined.
 _ANSWERS = 3
 
 
 class RoundingTies:
-    """Other right values of the integer outputs of one case.
+    """Correct values of the integer outputs of one case.
 
-    Right are eager's values, values of the reference when ``perturbed``, and its values when ``rounded``. Runs are made
-    while ``may_draw`` returns true. If these give three or more different answers, as the order of many equal values
-    does, any integer between the smallest and the largest of that output passes.
+    A value is correct if eager computes it, or if the reference computes it in a ``perturbed`` or ``rounded`` run. Runs
+    are made while ``may_draw`` returns true. If the runs give three or more different values for an element, every
+    integer between the smallest and the largest value of that output passes. This happens, for example, if many equal
+    values are sorted.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class RoundingTies:
 
         Args:
             perturbed: runs the reference with every value off by a few units; takes a seed.
-            rounded: runs it with each intermediate rounded and equal values in any order; takes a seed.
+            rounded: runs the reference with each intermediate rounded and equal values in random order; takes a seed.
             may_draw: returns whether there is time for another run.
         """
         self._may_draw = may_draw
@@ -47,11 +49,11 @@ class RoundingTies:
         self._others = [eager]
 
     def explain_elements(self, output: str, value: Array, *, draws: bool = True) -> Array:
-        """Find the elements of ``value`` that are right, exactly or by a rounding. The reference runs only until all
-        are.
+        """Find the elements of ``value`` that are equal to the reference or that a rounding explains. The reference
+        runs only until all elements are explained.
 
         Args:
-            draws: without it the reference does not run again.
+            draws: True to run the reference again; False to use only the runs made so far.
 
         Returns:
             mask of the shape of ``value``.

@@ -1,4 +1,4 @@
-"""Compare the answers of two runtimes. An answer is wrong if no rounding explains the difference."""
+"""Compare the outputs of two runtimes. An output is wrong if rounding does not explain the difference."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def find_disagreement(
     Args:
         answers: outputs to judge.
         reference: outputs of the other runtime, in the same order.
-        unit: unit roundoff of the coarser of the two types. Errors up to its square root, relative to the largest value
-            of an output, are rounding.
+        unit: unit roundoff of the coarser of the two types. Errors up to the square root of ``unit``, relative to the
+            largest value of an output, count as rounding.
         more: additional allowed error of each element of floating outputs.
 
     Returns:
-        verdict on the first output that is wrong, else on the largest error relative to its output.
+        verdict on the first output that is wrong. If no output is wrong, verdict on the largest error relative to its
+        output.
     """
     allowed = unit**0.5
     worst = Verdict(0.0, allowed)

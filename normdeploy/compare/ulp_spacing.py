@@ -1,4 +1,6 @@
-"""Compute the distance between neighbors of a floating type, and the error allowed next to a peer's."""
+"""Compute the distance between neighboring numbers of a floating type, and the allowed error that follows from the
+error of eager.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def float_spacing(values: Array, dtype: np.dtype) -> Array:
     with np.errstate(all="ignore"):
         size = np.minimum(finite_magnitude(values), float(info.max))
         exponent = np.where(size > 0, np.frexp(size)[1] - 1, info.minexp)
-    # float16 has too few exponents to do without its subnormals.
+    # float16 has few exponents, so kernels keep its subnormals.
     if info.minexp > -64:
         least = info.minexp - info.nmant
     else:
@@ -46,14 +48,15 @@ def float_spacing(values: Array, dtype: np.dtype) -> Array:
 
 
 def allowed_beside_peer(error: float, size: float, dtype: np.dtype) -> float:
-    """Compute the largest error that passes if a correct evaluation errs by ``error``: 4 times that, and 4 ulp.
+    """Compute the allowed error if a correct evaluation has the error ``error``: 4 times ``error`` plus 4 ulp.
 
-    Another evaluation is another draw of roundings of the same size; 4 is the room between two draws.
+    Another correct evaluation rounds differently and may have an error of the same size. The factor 4 leaves room for
+    this.
 
     Args:
         error: largest error of eager, one evaluation in the model's own type.
         size: largest |reference|.
-        dtype: of the output.
+        dtype: dtype of the output.
 
     Returns:
         absolute error.
@@ -75,7 +78,7 @@ def allowed_beside_eager(eager: Array, reference: Array, dtype: np.dtype) -> flo
 def largest_rounded(eager: Array, reference: Array) -> float:
     """Return the largest finite |reference| among the elements that eager rounds, or of all elements if it rounds none.
 
-    The -10000 of a mask is exact, and says nothing about the rounding of elements around 1.
+    For example, the -10000 of a mask is exact, and its size does not affect the rounding of elements around 1.
 
     Returns:
         float64 as a Python number.

@@ -1,4 +1,4 @@
-"""Result of a comparison: the element that decides, and its allowed error."""
+"""Result of a comparison: the worst element's error and allowed error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Verdict:
     """Result of a comparison; true if the output passes.
 
     Attributes:
-        error: of the element that is nearest to its bound or exceeds it most.
-        allowed: of the same element.
+        error: error of the worst element, which is nearest to its bound or exceeds it most.
+        allowed: allowed error of the same element.
         place: index of that element.
         reason: mismatch that no error can express (another shape, a NaN, another integer), or None.
-        beyond: number of elements that exceed their bounds, from `farthest_beyond_bound`.
+        beyond: number of elements that exceed their bounds; set by `farthest_beyond_bound`.
     """
 
     error: float
@@ -33,7 +33,7 @@ class Verdict:
 
     @property
     def bound_ratio(self) -> float:
-        """Return the multiple of the bound that was reached.
+        """Return the error divided by the allowed error.
 
         Returns:
             ratio; infinite for an error with a bound of 0.
@@ -65,11 +65,11 @@ def farthest_beyond_bound(error: Array, allowed: Array) -> Verdict | None:
     """Find the largest error among the elements that exceed their bound.
 
     Args:
-        error: of each element.
-        allowed: bound; broadcasts to ``error``.
+        error: error of each element.
+        allowed: allowed error; broadcasts to ``error``.
 
     Returns:
-        verdict on that element, or None if all are within.
+        verdict on that element, or None if no element exceeds its bound.
     """
     beyond = error > allowed
     if not beyond.any():

@@ -1,1 +1,1 @@
-"""Read norms in other tools' ops (onnxruntime's contrib ops, TensorRT's old plugins) back into standard ones."""
+"""Rewrite norms in other tools' ops (onnxruntime's contrib ops, TensorRT's old plugins) as standard ops."""

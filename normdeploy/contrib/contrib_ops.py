@@ -1,7 +1,7 @@
 """Write foreign norm nodes as standard nodes, by their definitions (`normdeploy.norms`).
 
-These are onnxruntime's contrib ops, and GroupNormalization of opsets before 21. An op's function gets the
-`ExpansionWriter` and the node's attributes; it raises RefusedError if the node can't be written.
+Foreign ops here are onnxruntime's contrib ops, and GroupNormalization of opsets before 21. The function that writes an
+op gets the `ExpansionWriter` and the node's attributes. It raises RefusedError if the node can't be written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
     """Find the foreign op of a node.
 
     Returns:
-        the op, or None for standard ops and unknown ones.
+        the op, or None for standard ops and unknown ops.
     """
     if is_standard(node):
         if is_nonstandard_norm(node.op_type, opset):
@@ -69,7 +69,7 @@ def _check_ort_groups(w: ExpansionWriter, attrs: Attrs) -> None:
 def _write_group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
     """Write GroupNormalization 18 with a scale and bias per channel if the number of channels is static.
 
-    Later opsets have such a node.
+    Opset 21 and later have a node with this scale and bias.
     """
     x = w.input_name(0)
     groups = attrs["num_groups"]
@@ -103,7 +103,7 @@ _CHECKS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
 """Of ops that are refused in some forms, or of which more is known than their definition says."""
 
 ONNXRUNTIME_OPS = {op: ForeignOp(row, _CHECKS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
-# foreign ops in ONNX's own domain
+# Foreign ops in ONNX's own domain, by op type.
 _STRAYS = {
     **PLUGINS,
     **{op: ONNXRUNTIME_OPS[op] for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains},

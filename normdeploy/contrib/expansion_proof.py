@@ -1,4 +1,4 @@
-"""Prove that the expansion of a foreign node computes its owner's definition (`normdeploy.proof`).
+"""Prove that the expansion of a foreign node equals the definition by the tool that owns the op (`normdeploy.proof`).
 
 Nodes with the same op, attributes, input sizes and expansion share one proof.
 """
@@ -44,7 +44,7 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
         memo: earlier proofs of other nodes; extended.
 
     Returns:
-        the certificate, which may be of a failure.
+        the certificate. It may state that the proof failed.
 
     Raises:
         MALFORMED: the node does not fit its op.
@@ -56,8 +56,8 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
     if types[name][1] is None and writer.node.op_type != "EmbedLayerNormalization":
         least = max(-int(attrs.get("axis", -1)), 1)
         ranks = list(range(least, least + RANKS))
-        # No node names an additional axis in front of all data: each slice of the larger rank is a case of the smaller
-        # one.
+        # The written nodes do not refer to an additional leading axis. So each slice along such an axis is a tensor of
+        # the smaller rank, for which the proof holds.
         more = (
             f"the rank of {name!r} is unknown: proved at each rank from {least} to {ranks[-1]}, and slice by "
             "slice at higher ranks"
@@ -71,7 +71,7 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
 def _prove_at_sizes(
     memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Identity | NotProved:
-    """Prove the expansion for inputs of these sizes, once for all equal nodes."""
+    """Prove the expansion for inputs of these sizes. Equal nodes share the proof."""
 
     def prove_sides() -> Identity:
         return _prove_exactly(_expansion_equivalence(op, writer, attrs, sizes))
@@ -80,7 +80,7 @@ def _prove_at_sizes(
 
 
 def _prove_exactly(sides: Equivalence) -> Identity:
-    """Prove the identity and accept no scale, shift or rounding, because an expansion computes no parameter."""
+    """Prove an exact identity, without a scale, shift or rounding, because an expansion computes no parameter."""
     proof = prove_identity(sides)
     if proof.parameters or proof.epsilons or proof.read:
         raise NotProved(
@@ -116,7 +116,7 @@ def _expansion_equivalence(
 
 
 def _plain_leaves(sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
-    """Make each input a leaf."""
+    """Declare each input as a leaf of the proof."""
     return tuple(sizes.values()), lambda values: dict(zip(sizes, values, strict=True))
 
 
@@ -150,7 +150,7 @@ def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple
 
 
 def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape]) -> object:
-    """Build a key of everything that a proof depends on, independent of the names of tensors and symbols."""
+    """Build a key from everything that a proof depends on. Names of tensors and symbols do not change the key."""
     node = writer.node
     tensors: dict[str, int] = {}
     symbols: dict[str, int] = {}

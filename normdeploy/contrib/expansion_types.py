@@ -1,7 +1,8 @@
 """Infer types and shapes in a file with nodes unknown to onnx's inference.
 
-Standard nodes replace those that keep a tensor's shape. Inference loses the shapes behind an unknown op; a skip norm
-finds them again in its residual stream, which comes from another norm.
+Inference loses the shapes after an unknown op. So for inference, standard nodes replace each unknown node whose result
+has the shape of an input. The shape of a skip norm's result is taken from its residual input, which another norm
+computed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from ..storage.onnx_domains import STANDARD
 from .contrib_ops import foreign_op_of
 from .expansion_writer import SKIP_NORMS, ExpansionWriter, Types
 
-# index of the output ``sum``
+# Op → index of its output ``sum``.
 _SUMS = {op: row.outputs.index("sum") for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "sum" in row.outputs}
-# elementwise ops of onnxruntime
+# Elementwise ops of onnxruntime's domain.
 _ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
 
 
@@ -35,9 +36,9 @@ def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
         for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
         if v.type.tensor_type.HasField("shape")
     }
-    # outputs of norms
+    # Outputs of norms, which have the shape of the residual stream.
     stream: set[str] = set()
-    # tensors whose shape inference will not find
+    # Tensors whose shapes inference will not find.
     lost: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
@@ -58,7 +59,7 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
     """Build standard nodes that give the node's outputs their types and shapes.
 
     Returns:
-        an empty list if these are lost, None if the node needs no replacement.
+        the nodes; an empty list if types and shapes are unknown; None if the node needs no replacement.
     """
     op = foreign_op_of(node, opset)
     if op is None and not (node.domain == "com.microsoft" and node.op_type in _ELEMENTWISE):
@@ -70,7 +71,8 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]
     alike = node.input[0]
     if node.op_type in SKIP_NORMS and alike not in stream and node.input[1] in stream:
-        # Any other second summand may need a broadcast.
+        # If the second summand is from the residual stream, it has the result's shape. Any other summand may have to be
+        # broadcast.
         alike = node.input[1]
     if alike not in lost:
         return [onnx.helper.make_node("Identity", [alike], [o]) for o in ends]
@@ -78,7 +80,7 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
 
 
 def stated_value_infos(writer: ExpansionWriter, types: Types, known: set[str]) -> list[onnx.ValueInfoProto]:
-    """Build the value infos of an expansion that the file has to state, because inference may not find them.
+    """Build the value infos that the file has to state for an expansion, because inference may not find them.
 
     Returns:
         infos of the first output and of tensors of its shape; empty if the type or shape is unknown.

@@ -1,7 +1,7 @@
-"""Write a foreign norm node as standard primitives, all of them in the file's own opset.
+"""Write a foreign norm node as standard primitives of the file's opset.
 
-Statistics of a 16-bit tensor are computed in float32, as the runtimes that own these ops compute them; a wider tensor
-keeps its type.
+Statistics of a 16-bit tensor are computed in float32, as by the runtimes that define these ops. Statistics of a wider
+tensor are computed in the tensor's type.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Attrs = Mapping[str, Any]
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-# elem_type of the results of some ops, for any inputs
+# Op → elem_type of its result, for ops whose result does not have the type of the first input.
 _KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}
-# ops whose results have the rank of their first input
+# Ops whose results have the rank of their first input.
 _RANK_KEPT = ("Add", "Transpose")
-# opsets from which the axes are an input
+# Op → first opset in which the axes are an input instead of an attribute.
 _AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}
-# ops that normalize the sum of their first two inputs
+# Ops that normalize the sum of their first two inputs.
 SKIP_NORMS = frozenset(op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
-# first opset in which Add and Mul broadcast without attributes
+# Lowest opset in which Add and Mul broadcast without attributes.
 OLDEST = 7
 
 
 class ExpansionWriter(Interpreter):
-    """Chain nodes by the names of their tensors.
+    """Write nodes one after the other, linked by the names of their tensors.
 
     Attributes:
         nodes: the nodes written so far.
         initializers: the constants written so far.
         notes: notes for the report.
-        alike: tensors with the shape of the node's first output.
+        alike: names of the written tensors whose shape is the shape of the foreign node's first output.
     """
 
     def __init__(self, node: onnx.NodeProto, opset: int, types: Types, taken: set[str]) -> None:
@@ -49,7 +49,7 @@ class ExpansionWriter(Interpreter):
 
         Args:
             types: types and shapes of the file's tensors.
-            taken: names that no new tensor may have; new names are added.
+            taken: names that new tensors must not have. The names of new tensors are added to it.
         """
         self.node, self.opset, self.outputs = node, opset, len(node.output)
         self.nodes: list[onnx.NodeProto] = []
@@ -68,10 +68,11 @@ class ExpansionWriter(Interpreter):
         """Write the nodes of a definition and name its outputs as in the file.
 
         Args:
-            inputs: tensor names; empty takes the node's own inputs.
+            inputs: tensor names; if empty, the foreign node's inputs are used.
 
         Returns:
-            the names of the outputs before they got the names of the file; None for an unwanted output.
+            the outputs' temporary names, before they were renamed as in the file; None for an output that is not
+            needed.
         """
         names = inputs or [self.input_name(i) for i in range(len(self.node.input))]
         results = definition(self, *(name or None for name in names), **attrs)
@@ -113,7 +114,7 @@ class ExpansionWriter(Interpreter):
         return kind
 
     def learn_elem_type(self, t: str, *alike: str) -> None:
-        """Take the type of ``t`` from ``alike`` if the file does not state it.
+        """If the file does not state the type of ``t``, set it to the type of ``alike``.
 
         Raises:
             RefusedError: the type is unknown or not floating.
@@ -173,7 +174,7 @@ class ExpansionWriter(Interpreter):
         """Write one node.
 
         Returns:
-            the name of its result, which has the type of the first input unless the op sets another one.
+            the name of the result. It has the type of the first input, unless the op determines the type.
         """
         name = self._fresh_name(op)
         self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attributes))
@@ -261,6 +262,33 @@ class ExpansionWriter(Interpreter):
     def split_into_groups(self, x: str, groups: int) -> str:
         return self("Reshape", x, self.make_int64_vector([0, groups, -1], "groups"))
 
+    def last_size_of(self, x: str) -> int:
+        size = self.shape_of(x)[-1]
+        if not isinstance(size, int):
+            raise RefusedError(f"the last size of {x!r} is not static")
+        return size
+
+    def split_last_axis(self, x: str, size: int) -> str:
+        shape = self.shape_of(x)
+        last = shape[-1]
+        if last == size:
+            return x
+        if not isinstance(last, int):
+            parts = -1
+        elif size < 1 or last % size:
+            raise RefusedError(f"the last size {last} of {x!r} is not divisible by {size}")
+        else:
+            parts = last // size
+        result = self.reshape(x, [*[0] * (len(shape) - 1), parts, size])
+        self._ranks[result] = len(shape) + 1
+        return result
+
+    def join_last_axes(self, y: str, x: str) -> str:
+        shape = self.shape_of(x)
+        if isinstance(shape[-1], int):
+            return self.reshape(y, [*[0] * (len(shape) - 1), shape[-1]])
+        return self.reshape_like(y, x)
+
     def reshape_per_channel(self, v: str, x: str) -> str:
         return self.reshape(v, [-1, *(1,) * (self.rank_of(x) - 2)])
 
@@ -268,13 +296,13 @@ class ExpansionWriter(Interpreter):
         return self.reshape(v, [-1, 1])
 
     def reshape_per_element(self, v: str, x: str, axes: Sequence[int]) -> str:
-        """Reshape a vector to the sizes of ``x`` along ``axes``, its last ones.
+        """Reshape a vector to the sizes of ``x`` along ``axes``, which are the last axes of ``x``.
 
         Returns:
             the name of the result; ``v`` itself for one axis.
 
         Raises:
-            RefusedError: one of several axes has a dynamic size.
+            RefusedError: there are several axes and one has a dynamic size.
         """
         if len(axes) == 1:
             return v
@@ -289,7 +317,7 @@ class ExpansionWriter(Interpreter):
         """Check that the groups divide the channels along ``axis``.
 
         Raises:
-            RefusedError: they don't.
+            RefusedError: the groups don't divide the channels.
         """
         channels = self.shape_of(x)[axis]
         if groups < 1 or (isinstance(channels, int) and channels % groups):
@@ -317,12 +345,12 @@ class ExpansionWriter(Interpreter):
 
 @dataclass(frozen=True)
 class ForeignOp:
-    """Norm op of another tool, whose nodes are written as standard ones.
+    """Norm op of another tool, and how its nodes are written as standard nodes.
 
     Attributes:
         row: its row in the table of norm ops.
         check: raises RefusedError if the meaning of a node is ambiguous; it may add notes to the report.
-        write: writes a node for which its definition alone is not enough.
+        write: writes the nodes if the op's definition alone is not enough; None otherwise.
         ignored: attributes without meaning that a node may have.
     """
 
@@ -335,7 +363,7 @@ class ForeignOp:
         """Write the writer's node as standard nodes.
 
         Raises:
-            RefusedError: it can't be written, or its meaning is not certain.
+            RefusedError: the node can't be written, or its meaning is not certain.
         """
         if self.check is not None:
             self.check(writer, attrs)

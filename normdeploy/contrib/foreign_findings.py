@@ -1,4 +1,4 @@
-"""Merge the findings of foreign norms with those of recognition, which saw only their standard nodes.
+"""Merge the findings of foreign norms with the findings of recognition, which saw only the standard nodes.
 
 Each foreign norm gets one finding.
 """
@@ -13,13 +13,14 @@ import onnx
 from ..findings.records import Finding, combine_certificates
 from ..recognition.anchors import POINTWISE
 
-# Limit of nodes followed behind a norm that recognition took for a part of a larger one; a modulation has two.
+# Maximum number of nodes that are followed after a foreign norm, in search of a larger norm that contains it. A
+# modulation, for example, adds two nodes after the norm.
 _AHEAD = 8
 
 
 @dataclass(frozen=True)
 class ForeignNode:
-    """Foreign node, with the finding that is reported if recognition has no better one.
+    """Foreign node, with the finding that is reported if recognition has no better finding.
 
     Attributes:
         inputs: the node's inputs.
@@ -45,7 +46,7 @@ class ForeignNorms:
 
 
 def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, standard: onnx.ModelProto) -> list[Finding]:
-    """Merge ``findings`` with those of the foreign norms.
+    """Merge recognition's ``findings`` with the findings of the foreign norms.
 
     Args:
         standard: the file with its expansions, before recognition.
@@ -108,8 +109,8 @@ def _matching_findings(
 ) -> Iterator[int]:
     """Yield the indices of recognition's findings for this node.
 
-    They are findings at its result or a part of it, of a larger norm that contains it, or at the input at which
-    recognition gave up.
+    A finding matches if it is at the node's result, at a part of the node, or at the input at which recognition
+    stopped. The finding of a larger norm that contains the node matches too.
     """
     own = foreign.finding
     for tensor in (own.tensor, *sorted(foreign.tensors - {own.tensor})):
@@ -124,7 +125,7 @@ def _matching_findings(
 def _findings_downstream(
     foreign: ForeignNode, places: dict[tuple[str, str], list[int]], readers: dict[str, list[onnx.NodeProto]]
 ) -> Iterator[int]:
-    """Yield the findings at the results of pointwise ops in a row behind the node."""
+    """Yield the findings at the results of consecutive pointwise ops after the node."""
     ahead = foreign.finding.tensor
     for _ in range(_AHEAD if not foreign.finding.place else 0):
         behind = readers.get(ahead, [])

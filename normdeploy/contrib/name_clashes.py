@@ -1,10 +1,10 @@
 """Rename model-local functions that have the name of a known op while the passes run.
 
-onnx.proto lets each runtime decide which of the two counts, "in case of any conflicts" between a model-local function
-and an op of that domain and name. onnxruntime 1.31 runs its kernel if it has one (com.microsoft.Gelu, every standard
-op). If it has none, it runs the function's body (com.microsoft.SimplifiedLayerNormalization, which is an op of the
-default domain there). So the meaning of such a node is uncertain: it is neither read as the op nor replaced by the
-body.
+A model-local function and an op may have the same domain and name. onnx.proto lets each runtime decide which of the two
+is used "in case of any conflicts". If onnxruntime 1.31 has a kernel for this domain and name, it runs the kernel
+(com.microsoft.Gelu, every standard op). Otherwise it runs the function's body. An example is
+com.microsoft.SimplifiedLayerNormalization, because onnxruntime has this op only in the default domain. So the meaning
+of such a node is uncertain: the node is neither read as the op nor replaced by the body.
 
 `rename_clashing_functions` hides the name before recognition. `RenamedFunctions.restore_names` restores it, so that the
 file keeps its author's names.
@@ -24,9 +24,9 @@ from ..proof.contrib_definitions import TABLE
 from ..storage.onnx_domains import STANDARD
 from ..storage.proto_traversal import copy_model, iter_subgraphs
 
-# domains in which every name has an owner
+# Domains in which every name may belong to an op.
 _OWNED = (*STANDARD, "com.microsoft")
-# The domain does not matter here, because some tables look up the name alone.
+# Names of the ops that the passes know, without domains, because some tables look up the name alone.
 _MEANT = frozenset({op for _, op in (*evaluator.OPS, *TABLE)} | OURS.keys())
 
 # domain, name, overload
@@ -38,7 +38,7 @@ class RenamedFunctions:
     """Functions that were renamed.
 
     Attributes:
-        names: key of each renamed function, with its new name -> its name in the file.
+        names: key of each renamed function, which contains the new name -> name of the function in the file.
     """
 
     names: Mapping[Key, str]
@@ -57,10 +57,10 @@ class RenamedFunctions:
         return proto
 
     def written_clash(self, proto: onnx.ModelProto) -> str | None:
-        """Find a function whose name is used by a node written since `rename_clashing_functions`.
+        """Find a function whose original name is used by a node that was written after `rename_clashing_functions`.
 
-        `restore_names` would turn that node into a call. After a conversion to another opset this may happen without a
-        new node: that opset has other standard names.
+        `restore_names` would turn that node into a call of the function. A conversion to another opset can cause this
+        too, because the new opset has other standard names.
 
         Returns:
             the name, or None if no node clashes.
@@ -96,7 +96,7 @@ def is_clashing(function: onnx.FunctionProto) -> bool:
     which this project never writes.
 
     Returns:
-        True if it may.
+        True if the name may be read as an op.
     """
     if is_managed_op(function.domain, function.name):
         return bool(function.overload)
@@ -107,7 +107,7 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     """Rename the functions of ``proto`` that shadow an op.
 
     Returns:
-        a copy, or ``proto`` itself if no function does, and the renamed functions.
+        a copy, or ``proto`` itself if no function shadows an op; and the renamed functions.
     """
     shadowed = [function_key(f) for f in proto.functions if is_clashing(f)]
     if not shadowed:
@@ -116,7 +116,7 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     taken = {f.name for f in out.functions} | {n.op_type for n in _all_nodes(out)}
     fresh: dict[Key, str] = {}
     for domain, name, overload in shadowed:
-        # The name is readable because reports may show it; no op has such a name.
+        # Reports may show the new name, so it is readable. No op has a name of this form.
         private = f"{name} of the file"
         while private in taken:
             private += "'"

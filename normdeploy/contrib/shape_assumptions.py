@@ -1,8 +1,9 @@
-"""Determine the sizes of a foreign node's inputs, from the file or else from the op's definition.
+"""Determine the sizes of a foreign node's inputs from the file, or else from the op's definition.
 
-An op's owner defines it for inputs whose shapes fit each other. Gamma is as long as the axis along which it lies, the
-groups divide the channels, and a second summand has the first one's shape or broadcasts to it. A certificate holds for
-such inputs.
+The definition of an op requires that its inputs' shapes fit each other. Gamma is as long as the axis along which gamma
+varies, and the number of groups divides the number of channels. A second summand has the shape of the first summand or
+broadcasts to it. A gate has the shape of its norm's input, and the length of that norm's gamma may divide the axis. A
+certificate holds for inputs that fit in this sense.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
 
-# index of the residual input
+# Op → index of its residual input or gate, which has the shape of the first input.
 SKIPS = {
-    row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
+    row.op: row.inputs.index(name)
+    for row in ROWS
+    for name in ("residual", "gate")
+    if name in row.inputs and row.owner is not OpOwner.OURS
 }
-# kinds whose vectors lie along the last axes
+# Kinds of norms whose vectors (gamma, beta) vary along the last axes.
 _TRAILING = ("LayerNorm", "RMSNorm")
-# number of ranks to prove if the file states none
+# Number of ranks for which the expansion is proved if the file does not state the rank.
 RANKS = 4
 
 
@@ -47,7 +51,7 @@ def assume_shapes(
         rank: rank of the first input if the file states no shape.
 
     Returns:
-        input name -> shape; for the tables of EmbedLayerNormalization only the row.
+        input name -> shape. For a table of EmbedLayerNormalization, this is the shape of one row.
 
     Raises:
         IndexError, TypeError, ValueError: the node does not fit its op.
@@ -60,7 +64,11 @@ def assume_shapes(
     summand = SKIPS.get(node.op_type)
     along = _vector_axes(op, attrs, len(x))
     vectors = [t for i, t in enumerate(given) if i and i != summand and t.name]
-    if op.row.owner is not OpOwner.ONNX_18:
+    if "gate" in op.row.inputs:
+        # The vector is as long as one of the norms that lie side by side in a row.
+        if x[-1].constant_value is None and isinstance(length := (vectors[0].dims or (None,))[-1], int):
+            x[-1] = length * Size.opaque("a head", first.name)
+    elif op.row.owner is not OpOwner.ONNX_18:
         _infer_sizes(op, x, along, vectors, attrs)
     if summand is not None and given[summand].dims is not None:
         for axis, d in _align_summand_dims(given[summand].dims or (), len(x)):
@@ -86,7 +94,7 @@ def assume_shapes(
 
 
 def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int]:
-    """Return the axes of the first input along which vectors lie."""
+    """Return the axes of the first input along which the vectors (gamma, beta) vary."""
     if op.row.kind not in _TRAILING:
         return [rank - 1 if op.row.owner is OpOwner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
     if op.row.owner is OpOwner.TENSORRT and "gamma" in attrs:
@@ -119,7 +127,7 @@ def _set_dim(x: list[Size], axis: int, d: int | str | None) -> None:
 def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | None]]:
     """Pair the dims of a summand with the axes of a tensor of ``rank``."""
     if rank == 4 and len(dims) == 2:
-        # SkipGroupNorm's (N, C)
+        # The summand of SkipGroupNorm has the shape (N, C).
         return [(0, dims[0]), (3, dims[1])]
     start = rank - len(dims)
     return [(start + i, d) for i, d in enumerate(dims) if start + i >= 0]
@@ -139,7 +147,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
     """Determine the shape of a vector.
 
     Args:
-        row: sizes of the axes along which it lies.
+        row: sizes of the axes along which the vector varies.
     """
     if op.row.owner is OpOwner.ONNX_18:
         row = [Size.from_int(groups)]
@@ -152,7 +160,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
 
 
 def _embedding_shapes(given: Sequence[_ForeignInput]) -> dict[str, Shape]:
-    """Determine the shapes for EmbedLayerNormalization; for tables only the row.
+    """Determine the shapes for EmbedLayerNormalization; for a table, the shape of one row.
 
     The inputs are ids, segments, three tables, gamma, beta, mask, position ids.
     """

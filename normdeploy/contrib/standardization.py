@@ -1,9 +1,10 @@
 """Replace norms in other tools' ops by standard primitives: onnxruntime's contrib ops, TensorRT's old plugins,
 GroupNormalization 18.
 
-This happens before recognition, in the file's own opset, with a certificate against the owner's definition. From then
-on, such a norm is like one written by hand: it becomes the best standard node, again with a certificate. If it can't,
-it is still correct standard ONNX. A node of uncertain meaning is kept and reported.
+Such a foreign norm is replaced before recognition, in the file's opset. A certificate proves that the primitives equal
+the definition of the tool that owns the op. After that, the norm is treated like a norm written by hand: it becomes the
+best standard node, again with a certificate. If no such node is possible, the primitives are still correct standard
+ONNX. A node of uncertain meaning is kept and reported.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _ForeignExpander:
     Attributes:
         taken: tensor names in use.
         functions: domain and name of the file's functions.
-        known: tensors whose type the file states.
+        known: names of tensors whose type the file states.
         read: findings so far.
     """
 
@@ -53,7 +54,7 @@ class _ForeignExpander:
 
     def take_node(self, node: onnx.NodeProto) -> None:
         """Append the node, or its expansion if it is a foreign norm, and record the finding."""
-        # The file itself defines the node by a function.
+        # The file defines the node by a model-local function.
         own = (node.domain, node.op_type) in self.functions
         op = None if own else foreign_op_of(node, self.opset)
         if op is None:
@@ -115,7 +116,7 @@ def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     """Write the foreign norms of ``proto`` as standard nodes, including those in bodies and functions.
 
     Returns:
-        a copy, or ``proto`` itself if it has none, and the findings.
+        a copy, or ``proto`` itself if it has no foreign norms; and the findings.
     """
     read = ForeignNorms()
     if not any(_looks_foreign(n, opset) for n, opset in nodes_with_opsets(proto)):
@@ -136,7 +137,7 @@ def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
 
 
 def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNorms) -> onnx.ModelProto:
-    """Copy ``proto`` with the foreign norms of its graph and of the bodies in it as standard nodes."""
+    """Copy ``proto``, and write the foreign norms of its graph and bodies as standard nodes."""
     opset = default_domain_opset(proto)
     types = tensor_types(proto, opset)
     taken = {*around, *all_names(proto.graph)}
@@ -162,7 +163,7 @@ def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNo
 
 
 def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms) -> None:
-    """Standardize a body or function and add its findings with their place."""
+    """Standardize a body or function, and add its findings with their location."""
     inside = ForeignNorms()
     out = _standardize_graph(nested.model, around, inside)
     if inside.expansions:
@@ -225,7 +226,7 @@ def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
 
 
 def _is_unknown_norm(node: onnx.NodeProto) -> bool:
-    """Return True for a node with "norm" in its op's name that no standard defines."""
+    """Return True for a node whose op has "norm" in its name and is not defined by a standard."""
     if "norm" not in node.op_type.lower() or node.domain.startswith("ai.onnx."):
         return False
     return not is_standard(node) or not onnx.defs.has(node.op_type, domain="")

@@ -14,7 +14,7 @@ from ..norms.norm_table import OpOwner, rows_of_owner
 from ..norms.tensorrt_norms import PLUGIN_GROUPS, PLUGIN_SKIP_EPSILONS
 from .expansion_writer import Attrs, ExpansionWriter, ForeignOp
 
-# attributes for TensorRT's parser, which are not part of the op
+# Attributes that only TensorRT's parser reads; they are not part of the op.
 _PARSED = frozenset({"plugin_version", "plugin_namespace", "aot", "name", "info"})
 _TWO_EPSILONS = "it has two epsilons"
 
@@ -32,10 +32,10 @@ def _check_group_normalization(w: ExpansionWriter, attrs: Attrs) -> None:
 
 
 def _check_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
-    """Refuse a node that does not identify TensorRT's own plugin.
+    """Refuse a node that may belong to another plugin than TensorRT's own LayerNorm.
 
-    Several plugins are called LayerNorm. Only TensorRT's own has an axis and a default for epsilon; others have an
-    epsilon compiled in.
+    Several plugins are called LayerNorm. Only TensorRT's own plugin has an axis and a default for epsilon. Other
+    plugins contain a fixed epsilon.
     """
     if "eps" in attrs and "epsilon" in attrs:
         raise RefusedError(_TWO_EPSILONS)

@@ -1,4 +1,6 @@
-"""Explain why no engine was built: errors of the library's parser, or the end of its process."""
+"""Explain why no engine was built: the library's parser reported errors, or the builder process ended without a
+result.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from ..runtimes.trt_runner import TITLES
 from .builder_client import WorkerEnd
 
 _FP8 = 8.9
-# Most errors of the parser in a message; the log has all.
+# Maximum number of the parser's errors in a message. The log contains all of them.
 _SHOWN = 5
 
 
 def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
-    """Describe compute capabilities that TensorRT-RTX does not build for.
+    """Describe which compute capabilities TensorRT-RTX does not build for.
 
     Returns:
         message.
@@ -35,11 +37,11 @@ def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
 
 
 def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:
-    """Explain that a file needs FP8 and some of ``capabilities`` lack it. GPUs have FP8 from 8.9 on (NVIDIA, CUDA C++
-    Programming Guide).
+    """Explain that a file needs FP8 but some of ``capabilities`` lack FP8. GPUs support FP8 from compute capability 8.9
+    on (NVIDIA, CUDA C++ Programming Guide).
 
     Args:
-        name: file's name for the message.
+        name: file's name in the message.
         capabilities: requested compute capabilities, for example "8.6".
 
     Returns:
@@ -118,7 +120,7 @@ def _describe_parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> 
 
 
 def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
-    """Describe the end of a worker that gave no answer: timeout, lack of memory, crash or error.
+    """Describe why a worker ended without an answer: a timeout, lack of memory, a crash or an error.
 
     Args:
         log: everything that the worker printed.
@@ -139,7 +141,7 @@ def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
 
 
 def _extract_log_errors(log: str) -> str:
-    """Return the errors in the log, else its last line."""
+    """Return the errors in the log; if the log contains no error, return its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for mark in ("[E]", "[!]"):
         if errors := list(dict.fromkeys(_clean_message(line[3:]) for line in lines if line.startswith(mark))):
@@ -150,8 +152,8 @@ def _extract_log_errors(log: str) -> str:
 
 
 def _clean_message(reason: str) -> str:
-    """Return the message on one line, without the remark that no GPU was found. TensorRT adds it to every error on a
-    machine without a GPU.
+    """Return the message on one line, without the remark that no GPU was found. TensorRT adds this remark to every
+    error on a machine without a GPU.
     """
     return re.sub(
         r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)",

@@ -1,5 +1,5 @@
-"""Start the process that builds an engine (``normdeploy.engines.builder_process``), read its answers, and end it with
-its parent.
+"""Start the worker, the process that builds an engine (``normdeploy.engines.builder_process``), and read its answers.
+The worker ends when this process ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ COMMAND = child_process.module_command("normdeploy.engines.builder_process")
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """End of the worker.
+    """Last answer and exit of a worker that ended.
 
     Attributes:
-        answer: last answer; empty if it gave none.
-        status: exit status of the process.
-        late: whether the timeout stopped it.
+        answer: last answer of the worker; empty if it gave no answer.
+        status: exit status of the worker.
+        late: True if the timeout stopped the worker.
     """
 
     answer: dict[str, Any]
@@ -39,7 +39,7 @@ def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, t
     Args:
         request: see ``normdeploy.engines.builder_process``.
         log: file for standard error.
-        timeout: seconds; None for no limit.
+        timeout: seconds; None for no timeout.
 
     Returns:
         last answer, exit status and whether the timeout passed.
@@ -69,7 +69,7 @@ def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, t
                 progress("build", *answer["progress"])
         return WorkerEnd(answer, process.wait(), late.is_set())
     finally:
-        # Also on Ctrl-C.
+        # The timer is cancelled also on Ctrl-C.
         timer.cancel()
         process.kill()
         process.wait()

@@ -3,7 +3,8 @@
 
 The process reads a request as JSON on standard input. It writes one JSON object per line on standard output:
 {"progress": [done, total]}, then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes
-to standard error, which is the log. Some of their failures abort the process, and then only the log gives the reason.
+to standard error, which is the log. Some failures of the libraries abort the process, and then only the log gives the
+reason.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
 
     Args:
         request: runtime, paths, profiles and options.
-        tell: sends an answer, for progress.
+        tell: function that sends an answer, such as the progress.
 
     Returns:
         last answer.
@@ -60,7 +61,7 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
             return {"refused": "packages", "reason": reason}
         builder, network = _make_plugin_network(trt, get_trt_logger())
     else:
-        # TensorRT-RTX has strongly typed networks only.
+        # Every network of TensorRT-RTX is strongly typed, so the flag is set only for TensorRT.
         builder, network = create_network(strongly_typed=not rtx)
     # The parser finds NVIDIA's own plugins only after this call.
     trt.init_libnvinfer_plugins(get_trt_logger(), "")
@@ -77,14 +78,15 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers))
     else:
         plugins = 0
-    # The parser prefers a function, or an op of its own, of the same name.
+    # The parser prefers a function or a native op to a plugin of the same name, so a plugin may be missing in the
+    # network.
     if plugins != request.get("plugins", 0):
         return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
     if request.get("precision"):
         types = check_network_types(trt, network, request["precision"], request["types"])
     else:
         layers = count_layer_types(network)
-        # The types of a float32 network say nothing new.
+        # The types of a float32 network are reported only if it also has quantized layers.
         types = NetworkTypes(dict(layers) if layers.keys() & QUANTIZED.values() else {})
     if not types:
         return {"refused": "types", "wrong": list(types.wrong)}
@@ -110,19 +112,19 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
 
 
 def _register_own_plugins() -> str:
-    """Register our plugins with TensorRT; return the reason if that fails, else ""."""
+    """Register our plugins with TensorRT. Return the reason if that fails, else ""."""
     try:
         from normdeploy_plugins import qdp
 
         qdp.register()
     except (ImportError, AttributeError) as error:
-        # triton is missing, or tensorrt.plugin has no aot_impl.
+        # This happens if triton is missing or tensorrt.plugin has no aot_impl.
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _register_package_plugins(packages: Sequence[Sequence[str]]) -> str:
-    """Let installed packages register their plugins; return the reason if one fails, else ""."""
+    """Let installed packages register their plugins. Return the reason if one package fails, else ""."""
     for domain, name in packages:
         guest = norm_of_plugin(domain, name)
         if guest is None or guest.norm.plugin is None:
@@ -167,18 +169,18 @@ def _config_factory(trt: Any, request: Answer, monitor: Any, folder: Path) -> Ca
     common = {"profiles": profiles or None, "progress_monitor": monitor}
     common |= config_arguments(trt, request.get("options", {}), folder)
     if request["runtime"] != "tensorrt-rtx":
-        # CreateConfig leaves TF32 off.
+        # Polygraphy's CreateConfig turns TF32 off by default.
         return CreateConfig(**common)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
     known = supported_capabilities(trt)
     create = CreateConfigRTX(compute_capabilities=[known[c] for c in request["capabilities"]] or None, **common)
-    # float32 products with TF32 have float16's precision, and an engine should compute what the model does.
+    # With TF32, float32 products have only float16's precision, whereas an engine should be as accurate as the model.
     return PostprocessConfig(create, func=lambda builder, network, config: config.clear_flag(trt.BuilderFlag.TF32))
 
 
 def _make_progress_monitor(trt: Any, tell: Callable[[Answer], None]) -> Any:
-    """Return a monitor that reports the steps of the builder's outermost phase."""
+    """Make a monitor that reports how many steps of the builder's outermost phase are done."""
 
     class BuildProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -212,7 +214,7 @@ def _encode_parser_error(error: Any) -> Answer:
 def main() -> None:
     """Read the request from standard input and write answers to standard output."""
     channel: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # Libraries print to both streams, so both go to the log.
+    # The libraries print to both streams, so both are redirected to the log.
     os.dup2(2, 1)
 
     def write_answer(answer: Answer) -> None:

@@ -4,17 +4,17 @@ The provider reads and writes these attributes (microsoft/onnxruntime,
 core/providers/nv_tensorrt_rtx/onnx_ctx_model_helper.cc; NVIDIA/TensorRT-RTX-EP-ABI, src/onnx_ctx_model_helper.cc, the
 source of the wheel):
 
-    embed_mode             1: ep_cache_context holds the engine; 0: it names the engine's file in the folder of the
-                           ONNX file, by a path that is not absolute and does not leave the folder
+    embed_mode             1: ep_cache_context contains the engine; 0: ep_cache_context is the relative path of the
+                           engine's file, which must be in the folder of the ONNX file
     partition_name         name of the provider's runtime cache: a plain file name
-    onnx_model_filename    read only to refit an engine without weights, which ours are not
+    onnx_model_filename    read only to refit an engine without weights; our engines contain their weights
     main_context           0: each node has its own engine
-    hardware_architecture  compute capabilities without dots, as the provider writes its GPU's ("86")
+    hardware_architecture  compute capabilities without dots, as the provider writes that of its GPU ("86")
     ep_sdk_version         version of TensorRT-RTX
     source                 name of the provider; onnxruntime uses it to report a missing provider
 
-The model's metadata holds the first bytes of the engine under ``ep_compatibility_info.<provider>``. With them
-onnxruntime asks the provider if the engine can run, before it loads the engine (getEngineValidity).
+The model's metadata holds the first bytes of the engine under ``ep_compatibility_info.<provider>``. Before onnxruntime
+loads the engine, it passes these bytes to the provider to find out if the engine can run (getEngineValidity).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..storage.onnx_files import write_bytes
 from ..storage.proto_traversal import required_inputs
 
 COMPATIBILITY = f"ep_compatibility_info.{PROVIDER}"
-# Bytes of an engine that the provider compares (kTensorRTEngineHeaderSize).
+# Number of bytes at the start of an engine that the provider compares (kTensorRTEngineHeaderSize).
 HEADER = 64
 
 
@@ -46,7 +46,7 @@ class EpContext:
 
     Attributes:
         mode: "embed" or "file".
-        file: name of the engine's file next to the ONNX file; "" if embedded.
+        file: name of the engine's file, in the folder of the ONNX file; "" if the engine is embedded.
         partition: name of the runtime cache.
         architecture: compute capabilities without dots, joined by commas.
         sdk_version: version of TensorRT-RTX.
@@ -65,13 +65,13 @@ def write_ep_context(
     """Replace the engine in ``written`` by an ONNX file that embeds it or refers to it.
 
     Args:
-        written: file of the engine; the ONNX file replaces it.
-        target: final path of the ONNX file; in mode "file" the engine is written next to it.
-        proto: model that the engine was built from; the ONNX file has the same inputs and outputs.
+        written: path of the engine. The ONNX file replaces the file at this path.
+        target: final path of the ONNX file. In mode "file" the engine is written to the same folder.
+        proto: model from which the engine was built. The ONNX file gets the same inputs and outputs.
         source: name of the model's file.
         mode: "embed" or "file".
         targets: compute capabilities of the engine ("8.6").
-        version: of TensorRT-RTX.
+        version: version of TensorRT-RTX.
 
     Returns:
         description of the file.
@@ -102,7 +102,7 @@ def write_ep_context(
 
 
 def remove_stale_engines(target: Path, keep: str) -> None:
-    """Remove engines that no ONNX file at ``target`` refers to any more.
+    """Remove the engines of earlier builds, because the ONNX file at ``target`` no longer refers to them.
 
     Args:
         keep: name of the engine to keep.

@@ -1,4 +1,6 @@
-"""Rewrite norm nodes that some version of TensorRT can't parse, or parses wrongly, in an equal form."""
+"""Rewrite norm nodes that some version of TensorRT can't parse or parses wrongly. The new nodes compute the same
+function and are parsed correctly.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _HALVES = ("float16", "bfloat16")
 
 
 def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """Plan RMSNormalization as our op, whose function body every TensorRT from 9.0 on can parse.
+    """Plan to replace RMSNormalization by normdeploy's own op RMSNorm. Every TensorRT from 9.0 on can parse its
+    function body.
 
     Returns:
         the plan.
@@ -53,14 +56,14 @@ def _fill_shape(shape: Dims, own: Dims) -> Dims:
     """Fill unknown dims of ``shape`` from a parameter of shape ``own`` that broadcasts to it.
 
     Returns:
-        dims of x, for example (None, None) and (64,) give (None, 64).
+        dims of x. For example, (None, None) and (64,) give (None, 64).
     """
     own = ((1,) * len(shape) + own)[-len(shape) :]
     return tuple(b if isinstance(b, int) and b != 1 else a for a, b in zip(shape, own, strict=True))
 
 
 def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """Plan GroupNormalization of one group as LayerNormalization over all axes after the batch.
+    """Plan to replace GroupNormalization of one group by LayerNormalization over all axes after the batch.
 
     Scale and bias get the shape (C, 1, ...).
 
@@ -87,9 +90,10 @@ def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """Plan GroupNormalization 21 as InstanceNormalization of shape (N, groups, ...), then Mul and Add.
+    """Plan to replace GroupNormalization of opset 21 by InstanceNormalization of shape (N, groups, ...), then Mul and
+    Add.
 
-    Half-precision data is converted to float32 if ``stash_type`` asks for it.
+    Half-precision data is converted to float32 if ``stash_type`` is float32.
 
     Returns:
         the plan.
@@ -110,7 +114,7 @@ def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
         """Add a node to the plan.
 
         Returns:
-            its output.
+            the node's output.
         """
         nodes.append(graph.make_node(op, inputs, y, attrs))
         return nodes[-1].outputs[0]
@@ -145,7 +149,7 @@ def _reshape_parameters(p: PluginPlanner, node: gs.Node, shape: Dims) -> tuple[l
     """Reshape scale and bias to (C, 1, ...).
 
     Returns:
-        the two tensors, the Reshape nodes of those that are data, and the shape of x with C filled in.
+        the two tensors, the Reshape nodes of parameters that are not constants, and the shape of x with C filled in.
     """
     vectors = []
     nodes = []

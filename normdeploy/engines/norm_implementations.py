@@ -5,10 +5,12 @@ node.
     plugin  our kernels for every norm that they accept
     auto    our kernels if TensorRT has no single fused layer: this project's own ops and RMSNorm; native for
             LayerNormalization, GroupNormalization, InstanceNormalization and BatchNormalization, which TensorRT fuses
-            with pointwise neighbors by itself. This choice is by reasoning; it was not measured on a GPU.
+            with pointwise neighbors by itself. This choice is derived from how TensorRT works. It was not measured on a
+            GPU.
 
 Every new node is proved equal to the nodes that it replaces (`engines.plugin_proof`). If the proof fails, or no kernel
-accepts the norm, the norm stays, and the account gives the reason. TensorRT-RTX's ONNX parser accepts no plugins.
+accepts the norm, the norm stays unchanged, and its `Implementation` gives the reason. TensorRT-RTX's ONNX parser
+accepts no plugins.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from .plugin_nodes import PluginPlan, PluginPlanner
 from .plugin_plans import plan_plugin, plan_scale_shift, qualified_op_name
 from .plugin_proof import propose_plan
 
-# First TensorRT with plugins compiled ahead of time (aot_impl).
+# First version of TensorRT with plugins that are compiled ahead of time (aot_impl).
 PLUGINS_SINCE = (10, 9)
 _IR_OF_FUNCTIONS = 8
 STAGE = "engine"
-# Form of our own norm that is replaced by its body.
+# Name of a norm's form: one of normdeploy's own ops is replaced by the nodes of its function body.
 WRITTEN_OUT = "standard nodes"
 
 Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
@@ -59,9 +61,9 @@ class Implementation:
 
     Attributes:
         module: qualified path; "" if the file does not record it.
-        op: op in the file, for example "LayerNormalization" or "normdeploy.AddLayerNorm".
+        op: op of the norm in the file, for example "LayerNormalization" or "normdeploy.AddLayerNorm".
         form: "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that replaced it.
-        reason: why the norm has this form; "" if there is none to give.
+        reason: reason for this form; "" if it needs no explanation.
     """
 
     node: str
@@ -72,7 +74,7 @@ class Implementation:
 
 
 TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
-# Replacements for ops that a parser does not read.
+# Op that some version of TensorRT's parser can't read -> function that plans its replacement.
 OLDER: dict[str, Writer] = {
     "GroupNormalization": native_forms.to_instance_norm,
     "RMSNormalization": native_forms.to_own_rms_norm,
@@ -80,7 +82,7 @@ OLDER: dict[str, Writer] = {
 
 
 def _parser_supports(row: NormOp, runtime: str, version: Version) -> bool:
-    """Check if a runtime's parser reads the op correctly; an unknown version () is taken as new."""
+    """Check if a runtime's parser reads the op correctly. An unknown version () counts as the newest."""
     return runtime == "tensorrt-rtx" or not version or version >= row.tensorrt
 
 
@@ -100,8 +102,8 @@ def check_norm_impl(norm_impl: str, runtime: str) -> None:
 
 
 def plugins_available(norm_impl: str, runtime: str, version: str) -> bool:
-    """Check if some norms may become plugins. Without plugins our own ops gain nothing, because the parser inlines
-    their bodies.
+    """Check if some norms may become plugins. normdeploy's own ops are useful only if they may become plugins, because
+    otherwise the parser inlines their bodies.
 
     Returns:
         true if the kernels can be used.
@@ -125,7 +127,7 @@ def needs_native_rewrite(proto: onnx.ModelProto, runtime: str, version: str) -> 
     """Check if a native build has to rewrite a norm of the main graph.
 
     Args:
-        proto: model; its weights may be missing.
+        proto: the model. Its weights may be missing.
 
     Returns:
         true if the parser can't read some norm, or misreads it.
@@ -142,16 +144,16 @@ def needs_native_rewrite(proto: onnx.ModelProto, runtime: str, version: str) -> 
 def implement_norms(
     proto: onnx.ModelProto, *, norm_impl: str, runtime: str, version: str = "", sizes: Mapping[str, int] | None = None
 ) -> tuple[onnx.ModelProto, tuple[Implementation, ...]]:
-    """Put every norm of the main graph in the form that ``norm_impl`` asks for, ready for TensorRT's parser.
+    """Rewrite every norm of the main graph to the form that ``norm_impl`` selects, ready for TensorRT's parser.
 
     Args:
-        proto: model with weights, as ``norm_optimizer.optimize_norms`` leaves it; ops of our domain are taken as ours.
-            The model is not changed.
+        proto: model with weights, as ``norm_optimizer.optimize_norms`` leaves it; every op of the domain ``normdeploy``
+            counts as one of normdeploy's own ops. The model is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
-        version: version of that library; "" is treated as a new version.
-        sizes: usual sizes of dynamic dims. A norm that has few long rows at these sizes runs in two launches
-            (`normdeploy.engines.plugin_nodes`).
+        version: version of the runtime; "" counts as the newest.
+        sizes: usual sizes of dynamic dims. If a norm has few but long rows at these sizes, its kernel runs in two
+            launches (`normdeploy.engines.plugin_nodes`).
 
     Returns:
         the model for the parser, and the form of each norm.
@@ -164,8 +166,8 @@ def implement_norms(
     check_norm_impl(norm_impl, runtime)
     known = parse_version(version)
     ops, lacking = _load_kernels(norm_impl, runtime, known)
-    # If a function of the file has a node's op as its name, TensorRT's parser calls the function for the node, whatever
-    # the node's domain. So clashing functions are renamed first and keep the new names.
+    # If a function of the file has the same name as a node's op, TensorRT's parser calls the function for the node,
+    # even if the domains differ. So functions with such a name are renamed first, and they keep the new names.
     proto, _ = rename_clashing_functions(proto)
     graph = ShapedGraph(proto)
     build = _ImplementationBuild(
@@ -182,7 +184,7 @@ def implement_norms(
 
 
 def count_plugins(proto: onnx.ModelProto) -> int:
-    """Count the plugin nodes of ours and of installed packages.
+    """Count the plugin nodes, both ours and those of installed packages.
 
     Returns:
         number of nodes in the main graph.
@@ -194,13 +196,13 @@ def list_plugin_packages(proto: onnx.ModelProto) -> list[tuple[str, str]]:
     """List the plugins of installed packages that ``proto`` uses.
 
     Returns:
-        sorted (domain, name) of each.
+        (domain, name) of each plugin, sorted.
     """
     return sorted({(n.domain, n.op_type) for n in proto.graph.node if n.domain != DOMAIN and _is_plugin(n)})
 
 
 def _load_kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
-    """Return the kernels by name, and the reason if there are none."""
+    """Return the kernels by name, and the reason if no kernel is available."""
     if norm_impl == "native" or runtime == "tensorrt-rtx":
         return {}, "TensorRT-RTX's ONNX parser supports no plugins" if norm_impl != "native" else ""
     lacking = ""
@@ -223,10 +225,10 @@ def _load_kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mappi
 
 @dataclass(frozen=True)
 class _ImplementationBuild:
-    """Context for the norms of one file.
+    """State of the rewrite of one file's norms.
 
     Attributes:
-        lacking: why kernels are missing; "" if they are available.
+        lacking: reason why kernels are missing; "" if they are available.
     """
 
     planner: PluginPlanner
@@ -246,7 +248,7 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
     else:
         op = brought.name
     row = brought or TABLE.get(op)
-    # Records use the names from the file, which the plan may change.
+    # The record uses the names in the file, so it is prepared before the plan changes the nodes.
     told = partial(Implementation, node.name or node.outputs[0].name, graph.module(node))
     if row is None:
         planned = plan_scale_shift(build.planner, node) if norm_impl == "plugin" else None
@@ -281,8 +283,8 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
 def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
     """Describe the fault of a standard node in this runtime; "" if there is none."""
     if op == "GroupNormalization" and groups == 1:
-        # TensorRT#4756. TensorRT-RTX 1.7 builds the same network: axes (2, 3), one group. Of 1.4 to 1.6 only the layers
-        # were seen.
+        # TensorRT#4756. TensorRT-RTX 1.7 builds the same network: axes (2, 3), one group. For TensorRT-RTX 1.4 to 1.6,
+        # only the layers were compared.
         return "TensorRT treats GroupNormalization with one group as InstanceNormalization"
     row = TABLE.get(op)
     if (
@@ -298,7 +300,7 @@ def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: V
 
 
 def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tuple[str, str]:
-    """Return the new form of a norm and "", or "" and the reason if the norm stays."""
+    """Return the new form of a norm and "". If the norm stays unchanged, return "" and the reason."""
     try:
         planned = writer(build.planner, node)
     except RefusedError as kept:
@@ -310,7 +312,9 @@ def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tup
 
 
 def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
-    """Replace the old nodes by the new ones if that is proved; return the reason if not, else ""."""
+    """Replace the old nodes by the new nodes if a proof shows that they are equal. Return "" after a replacement, else
+    the reason.
+    """
     decided = build.rewriter.prove_proposal(propose_plan(build.planner.graph, planned))
     if isinstance(decided, DecidedProposal):
         build.rewriter.apply_decided(STAGE, decided)
@@ -353,8 +357,8 @@ def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
 def _keep_called_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Keep the functions that are still called, and change ``proto`` in place.
 
-    TensorRT's parser looks for a function by its name alone, before it looks for a plugin. A function with a plugin's
-    name is therefore renamed.
+    TensorRT's parser looks for a function by its name alone, before it looks for a plugin. So a function with a
+    plugin's name is renamed.
     """
     nodes = [
         n for holder in (proto.graph, *proto.functions) for node in holder.node for n in (node, *_body_nodes(node))
@@ -403,10 +407,10 @@ def _is_plugin(node: onnx.NodeProto) -> bool:
 
 
 def _is_quantizing_norm(node: onnx.NodeProto) -> bool:
-    """Check if a node is our norm with QuantizeLinear, and not a plugin.
+    """Check if a node is one of normdeploy's own ops, contains a norm and QuantizeLinear, and is not a plugin.
 
-    TensorRT-RTX's parser (1.7) reads a function with QuantizeLinear only once; at the second call it finds the layer's
-    name taken.
+    TensorRT-RTX's parser (1.7) reads a function with QuantizeLinear only once; at the second call it fails, because the
+    layer's name is already used.
     """
     row = function_op_row(node.domain, node.op_type)
     return row is not None and bool(row.quantizes) and not _is_plugin(node)

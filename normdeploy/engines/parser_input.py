@@ -1,5 +1,5 @@
-"""Prepare the parser's input: the user's file, or a model with its norms in other forms, and the sizes of its
-inputs.
+"""Prepare what TensorRT's parser reads: the user's file, or a copy whose norms have other forms. Also read the sizes of
+the inputs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def implement_requested_norms(
     """Put the norms of a file in the requested form.
 
     Args:
-        proto: the file's model; weights may be missing.
-        shapes: input -> [min, opt, max] shapes; opt gives the usual sizes.
+        proto: model of the file. Its weights may be missing.
+        shapes: input -> [min, opt, max] shapes. The opt shapes give the usual sizes.
 
     Returns:
-        the new model, or None if the file itself is to be parsed; and the form of each norm.
+        the new model, or None if the file itself can be parsed unchanged; and the form of each norm.
     """
     regrouped = _has_regrouped_norms(proto)
     if (
@@ -80,8 +80,8 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Check if this project wrote group norms in onnxruntime's best form (`forms.group_norm`). TensorRT has one layer
-    for the whole norm.
+    """Check if the file has group norms that normdeploy expanded into onnxruntime's best form (`forms.group_norm`).
+    TensorRT instead has one layer for the whole norm.
     """
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
@@ -91,7 +91,7 @@ def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
 
 @contextlib.contextmanager
 def file_for_parser(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
-    """Provide the file for the parser: the user's own, or the changed model in a temporary folder next to the engine.
+    """Provide the file for the parser: the user's file, or the changed model in a temporary folder next to the engine.
 
     Yields:
         path of the file.
@@ -106,7 +106,7 @@ def file_for_parser(source: Path, changed: onnx.ModelProto | None, target: Path)
 
 
 def recorded_input_specs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
-    """Read the inputs that the file's record describes.
+    """Read the inputs from the record that ``export`` or ``optimize`` wrote into the file.
 
     Returns:
         inputs; empty if the record can't be read.
@@ -114,7 +114,7 @@ def recorded_input_specs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # Without a record, the user's profiles are used; a missing one is reported by its input's name.
+        # Without a record, the user's profiles are used. If a profile is missing, an error names the input.
         return ()
 
 

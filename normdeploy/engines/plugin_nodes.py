@@ -1,7 +1,7 @@
-"""Write a plugin node: the kernel's attributes and parameters, and the facts about the graph that both need.
+"""Write a plugin node: the kernel's attributes and parameters, and the shapes and types on which they depend.
 
-A plugin has no defaults and no broadcasting. Every attribute is written. gamma and beta are expanded to one value for
-each element of a row (or for each channel), in the data's type or, next to half precision, in float32.
+A plugin has no defaults and no broadcasting. So every attribute is written. gamma and beta are expanded to one value
+for each element of a row (or for each channel). They have the data's type, or float32 if the data is half precision.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ from ..graphs.graph import Graph
 from ..graphs.own_op_functions import DOMAIN
 from ..graphs.region import RefusedError
 
-# Name of a parameter -> its tensor, and the value to use if it is missing.
+# Name of a parameter -> its tensor, and the value to use if the tensor is missing.
 Given = dict[str, tuple[gs.Tensor | None, float]]
 
 # Types of data that every kernel accepts.
 TYPES = ("float32", "float16", "bfloat16")
-# ONNX's numbers of the types that float32 can represent: the kernels compute in float32.
+# ONNX's numbers of the accepted ``stash_type`` values. The kernels compute in float32, which can represent these types.
 _STASHES = (1, 10, 16)
-# ONNX's default.
+# Default epsilon of ONNX.
 _EPSILON = float(np.float32(1e-5))
 
-# Few long rows use two launches (statistics, then apply). One program handles a row, so with fewer rows than
-# multiprocessors some stay idle; and a row that exceeds one program's registers is read from memory twice anyway. This
-# rule is derived, not measured on a GPU. Multiprocessors: 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX
-# 5090.
+# A norm with fewer rows than this number uses two launches if its rows are long. The first launch computes the
+# statistics, and the second launch applies them. In a single launch, one program handles one row. If there are fewer
+# rows than multiprocessors, some multiprocessors are idle. Two launches read each row twice, but a single launch also
+# reads a row twice if the row exceeds one program's registers. This rule is derived, not measured on a GPU. An RTX 3090
+# has 82 multiprocessors, an H100 and H200 132, an RTX 5090 170.
 MULTIPROCESSORS = 128
-# Elements; `normdeploy_plugins._launch.REGISTER_TILE`.
+# A row with more elements than this is long. The number equals `normdeploy_plugins._launch.REGISTER_TILE`.
 LONG_ROW = 16384
-# Elements that justify one more program.
+# A row is split into at most one part per this number of elements, because a program for fewer elements costs more than
+# it saves.
 _PART = 8192
 
 
 @dataclass(frozen=True)
 class PluginPlan:
-    """Replacement of nodes of the graph by ``new`` ones; both compute functions of ``leaves``.
+    """Plan to replace nodes of the graph by new nodes. The old and the new nodes compute functions of ``leaves``.
 
     Attributes:
         old: nodes to replace.
-        outputs: old results, in the order of the last new node's outputs.
-        leaves: inputs, the normalized tensor first.
+        outputs: outputs of the old nodes, in the order of the last new node's outputs.
+        leaves: inputs of the replacement. The first is the normalized tensor.
         new: new nodes.
-        shape: shape of the first leaf, as far as known.
-        free: axes of the first leaf along which every position is treated alike.
-        became: name of the new form.
+        shape: shape of the first leaf; unknown sizes are None.
+        free: axes of the first leaf along which every position is computed in the same way.
+        became: name of the norm's new form.
     """
 
     old: tuple[gs.Node, ...]
@@ -129,7 +131,7 @@ class PluginPlanner:
         """Check if a tensor is read by a node or is an output of the graph.
 
         Returns:
-            false also for an omitted tensor.
+            true if the tensor is read or is an output; false also for an omitted tensor.
         """
         return not t.is_empty() and (self.graph.is_output(t) or bool(self.graph.consumers(t)))
 
@@ -148,7 +150,7 @@ class PluginPlanner:
         """Select the inputs of a plan that are not constants.
 
         Returns:
-            ``x`` and those parameters that are data.
+            ``x`` and the parameters that are not constants.
         """
         return (x, *(t for t in parameters if not self.graph.is_constant(t)))
 
@@ -165,8 +167,8 @@ class PluginPlanner:
         """Expand gamma and beta along ``axes`` of ``x``.
 
         Args:
-            given: name -> (tensor, value to use if it is missing). The tensors broadcast to x.
-            channels: they are vectors along the one axis instead.
+            given: name -> (tensor, value to use if the tensor is missing). The tensors broadcast to x.
+            channels: true if the tensors do not broadcast to x, but are vectors along the only axis in ``axes``.
 
         Returns:
             the expanded tensors, and the shape of x with dims filled in from them.
@@ -241,7 +243,8 @@ class PluginPlanner:
     # ------------------------------------------------------------------ plugin nodes
 
     def make_plugin_node(self, name: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, **attributes: Any) -> gs.Node:
-        """Make one plugin node, with every attribute in the kernel's order and type; texts become numbers.
+        """Make one plugin node, with every attribute in the kernel's order and type. Attributes that are texts become
+        numbers.
 
         Returns:
             the node.
@@ -256,15 +259,15 @@ class PluginPlanner:
                     f"its {key} is {attributes[key]!r}; the kernel accepts {', '.join(map(repr, allowed))}"
                 )
         written = op.encoded(attributes)
-        # The parser accepts the version without this, but nothing should depend on defaults.
+        # The parser would also find the plugin without a version, but the node should not depend on defaults.
         parsed = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
         return self.graph.make_node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))
 
     def row_splits(self, rows: Sequence[int | str | None], row: Sequence[int | str | None]) -> int:
-        """Return the number of parts to split each row into, if there are few long rows.
+        """Compute into how many parts each row is split, if a norm has few long rows.
 
         Returns:
-            number of parts; 0 if one launch is better or sizes are unknown.
+            number of parts; 0 if a single launch is better or sizes are unknown.
         """
         sizes = [[evaluate_dim(n, self.sizes) for n in part] for part in (rows, row)]
         if any(n is None for part in sizes for n in part):
@@ -275,7 +278,7 @@ class PluginPlanner:
         return min(-(-MULTIPROCESSORS // count), -(-length // _PART), 64)
 
     def make_statistics_node(self, x: gs.Tensor, axis: int, groups: int, splits: int, last: int) -> gs.Node:
-        """Make the node of the first of two launches.
+        """Make the node of the first of two launches, which computes the statistics.
 
         Returns:
             node whose output is float32.

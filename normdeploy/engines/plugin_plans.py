@@ -18,7 +18,7 @@ from .quantized_plans import plan_quantized_norm
 
 
 def qualified_op_name(node: gs.Node) -> str:
-    """Return the op, with the domain if it is ours.
+    """Return the op's name, with the domain if it is one of normdeploy's own ops.
 
     Returns:
         for example "LayerNormalization" or "normdeploy.RMSNorm".
@@ -43,7 +43,7 @@ def plan_plugin(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """Plan the plugin that an installed package brings for its op."""
+    """Plan the plugin that an installed package provides for its op."""
     guest = third_party.third_party_norm(node.domain, node.op)
     if guest is None or guest.norm.plugin is None:
         raise RefusedError("the package that provides it has no kernel for it")
@@ -64,7 +64,7 @@ def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 def _plan_row_norm(
     p: PluginPlanner, node: gs.Node, name: str, axis: int, given: Given, **attributes: Any
 ) -> PluginPlan:
-    """Plan a norm over the dims of the first input from ``axis`` (negative) on."""
+    """Plan a norm over the dims of the first input from the negative ``axis`` on."""
     x = node.inputs[0]
     epsilon = p.attributes(node)["epsilon"]
     rank = len(p.known_shape(x))
@@ -123,7 +123,7 @@ def _plan_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def _varies_by_channel(p: PluginPlanner, t: gs.Tensor, rank: int) -> bool:
-    """Check if a parameter over (C, ...) varies with the channel alone: then the norm is a GroupNorm of one group."""
+    """Check if a parameter over (C, ...) depends on the channel alone. The norm is then a GroupNorm of one group."""
     own = () if t.is_empty() else p.known_shape(t, 0)
     if len(own) >= rank - 1:
         return all(n == 1 for n in own[max(0, len(own) - rank + 2) :])
@@ -212,6 +212,24 @@ def _plan_modulated_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     )
 
 
+def _plan_gated_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
+    x, scale, gate = node.inputs
+    if p.known_shape(x) != p.known_shape(gate) or None in p.known_shape(x) or p.dtype(x) != p.dtype(gate):
+        raise RefusedError("its input and its gate are not known to have the same shape and type")
+    last = len(p.known_shape(x)) - 1
+    parameters, shape = p.expand_parameters(x, [last], {"scale": (scale, 1.0)})
+    new = p.make_plugin_node(node.op, [x, *parameters, gate], node.outputs[0], epsilon=p.attributes(node)["epsilon"])
+    return PluginPlan(
+        (node,),
+        (node.outputs[0],),
+        p.data_inputs(x, (*parameters, gate)),
+        (new,),
+        shape,
+        tuple(range(last)),
+        f"plugin {node.op}",
+    )
+
+
 # ------------------------------------------------------------------ by channels
 
 
@@ -273,10 +291,10 @@ def _plan_groups(
 
 
 def _include_transposes(p: PluginPlanner, node: gs.Node) -> tuple[gs.Node, ...]:
-    """Return the node with the Transposes around it that convert NHWC to NCHW and back.
+    """Find the Transposes around a node that convert NHWC to NCHW and back.
 
     Returns:
-        the node alone without such Transposes, or if other nodes read them.
+        the node with its Transposes; the node alone if there are no such Transposes or other nodes read them.
     """
     before = p.graph.producer(node.inputs[0])
     after = p.only_reader(node.outputs[0])
@@ -323,7 +341,7 @@ def _plan_batch_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def plan_scale_shift(p: PluginPlanner, node: gs.Node) -> PluginPlan | None:
-    """Plan Mul and Add by constants for each channel, which folding leaves of a BatchNorm.
+    """Plan a Mul and an Add by constants for each channel. Folding a BatchNorm may leave these two nodes.
 
     Returns:
         the plan, or None if ``node`` does not begin such a pair.
@@ -375,7 +393,7 @@ def _make_scale_shift_plan(
     activation, behind = _find_activation(p, old[-1].outputs[0])
     y = (behind or old)[-1].outputs[0]
     if not all(np.array_equal(v, v.astype(dtype).astype(np.float64)) for v in (scale, shift)):
-        # Computed values are rounded once, to float32.
+        # Values that were computed here in float64 are rounded once, to float32.
         dtype = np.dtype(np.float32)
     parameters = [p.make_constant(x, name, value, dtype) for name, value in (("scale", scale), ("shift", shift))]
     new = p.make_plugin_node("ScaleShift", [x, *parameters], y, axis=axis, activation=activation)
@@ -384,7 +402,7 @@ def _make_scale_shift_plan(
 
 
 def _find_activation(p: PluginPlanner, y: gs.Tensor) -> tuple[str, tuple[gs.Node, ...]]:
-    """Return the activation that alone reads ``y``, and its nodes; "none" and () without one."""
+    """Return the name and the nodes of the activation if only this activation reads ``y``; otherwise "none" and ()."""
     if p.graph.is_output(y):
         readers = []
     else:
@@ -411,6 +429,7 @@ PLANS: dict[str, Callable[[PluginPlanner, gs.Node], PluginPlan]] = {
     f"{DOMAIN}.AddLayerNorm": _plan_residual_norm,
     f"{DOMAIN}.AddRMSNorm": _plan_residual_norm,
     f"{DOMAIN}.ModulatedLayerNorm": _plan_modulated_norm,
+    f"{DOMAIN}.GatedRMSNorm": _plan_gated_norm,
     f"{DOMAIN}.GroupNormSiLU": _plan_group_norm_silu,
     f"{DOMAIN}.ChannelLayerNorm": _plan_instance_norm,
     **{row.name: _plan_quantizing_norm for row in OURS.values() if row.quantizes},

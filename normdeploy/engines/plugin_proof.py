@@ -1,8 +1,8 @@
-"""Propose the nodes planned for an engine. The rewriter must prove that the file's nodes and the new ones compute the
-same function (`normdeploy.proof`).
+"""Propose the planned nodes of an engine to the rewriter. The rewriter must prove that the file's nodes and the new
+nodes compute the same function (`normdeploy.proof`).
 
 `normdeploy.proof.plugin_definitions` defines each plugin, with its parameters and with the attributes that TensorRT's
-parser reads from the node. A plugin of an installed package is taken to compute the body of its op.
+parser reads from the node. A plugin of an installed package is assumed to compute the function body of its op.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Swish"})
 
 
 def propose_plan(graph: Graph, plan: PluginPlan) -> Proposal:
-    """Propose the new nodes of ``plan`` as a replacement of the old ones.
+    """Propose to replace the old nodes of ``plan`` by the new nodes.
 
     Returns:
         the proposal, not yet proved.
@@ -47,10 +47,10 @@ def propose_plan(graph: Graph, plan: PluginPlan) -> Proposal:
 
 
 def _iter_sides(graph: Graph, plan: PluginPlan) -> Iterator[Equivalence]:
-    """Yield the pairs that must be equal.
+    """Yield pairs of old and new nodes that must be equal.
 
-    ScaleShift holds numbers that were computed and rounded. They are compared with the exact ones before the
-    activation, and the activations are compared separately.
+    The numbers of a ScaleShift were computed and then rounded. So its result before the activation is compared with the
+    result of the exact numbers, and the activations are compared separately.
     """
     split = next(
         (i for i, n in enumerate(plan.old) if n.op in _ACTIVATIONS and plan.new[-1].op == "ScaleShift"), len(plan.old)
@@ -70,10 +70,10 @@ def _sides_of_plan(
     outputs: Sequence[gs.Tensor],
     other: Mapping[str, Any] | None = None,
 ) -> Equivalence:
-    """Return old and new nodes as an equivalence.
+    """Return old and new nodes as an equivalence to prove.
 
     Args:
-        other: attributes that override those of the plugin nodes.
+        other: attributes that override the attributes of the plugin nodes.
     """
     made = plan.new[-1].outputs[: len(outputs)]
     shapes = [_normalized_shape(plan), *(shape_of(graph, t) for t in plan.leaves[1:])]
@@ -112,7 +112,7 @@ def _make_side(
         """Evaluate the nodes for values of the leaves.
 
         Returns:
-            values of the outputs.
+            values of the nodes' outputs.
         """
         env: dict[int, Any] = dict(zip(map(id, leaves), values, strict=True))
         evaluate_nodes(m, graph, nodes, env, definitions)
@@ -122,10 +122,10 @@ def _make_side(
 
 
 def is_plugin_node(node: gs.Node) -> bool:
-    """Check if a node is a plugin of ours.
+    """Check if a node is one of this project's plugins.
 
     Returns:
-        true for our domain and a plugin namespace.
+        true if the node has the domain ``normdeploy`` and a plugin namespace.
     """
     return node.domain == DOMAIN and "plugin_namespace" in node.attrs
 

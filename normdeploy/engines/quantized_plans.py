@@ -1,4 +1,6 @@
-"""Map a norm with QuantizeLinear, one node of ours, to a plugin node, or give the reason why no kernel accepts it."""
+"""Map one of normdeploy's own ops, which contains a norm and QuantizeLinear, to a plugin node. If no kernel accepts the
+op, give the reason.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,13 @@ from .plugin_nodes import Given, PluginPlan, PluginPlanner
 
 # ONNX's type -> name of the type in the kernels.
 _TO = {"int8": "int8", "float8_e4m3fn": "fp8"}
-# Quantized value of a row's largest element.
+# ONNX's type -> code of a row's largest element.
 _LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given) -> PluginPlan:
-    """Plan a norm over the dims from ``axis`` (negative) on, or a residual add and a norm, followed by QuantizeLinear.
+    """Plan a norm over the dims from the negative ``axis`` on, followed by QuantizeLinear. A residual add may precede
+    the norm.
 
     The zero point is 0, and the scale is one constant or one value for each row.
 
@@ -27,8 +30,8 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
         the plan.
 
     Raises:
-        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the type,
-            or the GPU lacks it.
+        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the
+            quantized type, or the GPU does not support this type.
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs

@@ -1,1 +1,1 @@
-"""Float64 reference of certificates: ONNX ops in numpy, each by its specification."""
+"""Evaluate ONNX ops in float64 with numpy, each by its specification, as the reference of certificates."""

@@ -1,7 +1,7 @@
 """Evaluate Attention (https://onnx.ai/onnx/operators/onnx__Attention.html) in float64.
 
-Heads must be an axis of rank-4 inputs. A scale and an additive mask are supported; a causal or boolean mask, a soft cap
-and a past are not.
+The inputs must have rank 4, with an axis for the heads. A scale and an additive mask are supported. A causal or boolean
+mask, a soft cap, and past keys and values are not supported.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     p = e / e.sum(axis=-1, keepdims=True)
     if mask is not None:
-        # A fully hidden row yields zeros.
+        # If the mask hides a whole row, the row's result is zero.
         p = np.where(np.isneginf(bias).all(axis=-1, keepdims=True), 0.0, p)
     made: Array = p @ v
     return made

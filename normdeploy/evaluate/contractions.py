@@ -37,7 +37,9 @@ class _KernelWindow(NamedTuple):
 
 
 def _same_padding(totals: list[int], auto_pad: str) -> tuple[Sizes, Sizes]:
-    """Split each total over both ends; SAME_UPPER puts an odd element at the end, SAME_LOWER at the beginning."""
+    """Split each total padding over both ends. If the total is odd, SAME_UPPER puts the additional element at the end,
+    SAME_LOWER at the start.
+    """
     small = tuple(t // 2 for t in totals)
     large = tuple(t - t // 2 for t in totals)
     if auto_pad == "SAME_UPPER":
@@ -115,7 +117,7 @@ def _add_bias(y: Array, bias: Array | None) -> Array:
 def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_KernelWindow, Sizes]:
     """Compute the window of a ConvTranspose and the spatial sizes of its output.
 
-    The formulas are those of the standard, ``output_shape`` and SAME padding included.
+    The standard's formulas are used, including ``output_shape`` and SAME padding.
     """
     rank = len(kernel)
     auto_pad = decode_text(attrs.get("auto_pad", "NOTSET"))
@@ -129,7 +131,7 @@ def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_Kern
         target = [n * s for n, s in zip(sizes, window.strides, strict=True)]
     if target is None:
         return window, tuple(f - b - e for f, b, e in zip(full, window.begins, window.ends, strict=True))
-    # If the target exceeds the kernel's reach, the rest at the end is zero.
+    # If the requested size exceeds the elements that the kernel reaches, the elements at the end are zero.
     begins, ends = _same_padding([max(f - t, 0) for f, t in zip(full, target[-rank:], strict=True)], auto_pad)
     return window._replace(begins=begins, ends=ends), tuple(target[-rank:])
 
@@ -165,7 +167,7 @@ def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
 
 
 def _average_pool(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Compute the mean of each window: over all its elements with ``count_include_pad``, else without the padding."""
+    """Compute the mean of each window. The padding counts as elements only with ``count_include_pad``."""
     x: Array = inputs[0]
     window = _kernel_window(attrs, tuple(attrs["kernel_shape"]), x.shape[2:])
     counted = np.ones((1, 1, *x.shape[2:]))
@@ -186,7 +188,7 @@ def _average_pool(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 def _ceil_mode_overhang(padded: Sizes, window: _KernelWindow) -> list[int]:
     """Compute how far the last window of ceil_mode reaches beyond the padded input.
 
-    A window that would start in the padding at the end is left out.
+    A window that would start in the padding at the end is omitted.
     """
     reaches = []
     for n, extent, stride, end in zip(padded, window.dilated_extents, window.strides, window.ends, strict=True):
@@ -228,7 +230,7 @@ def _gemm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _einsum(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    # optimize finds matrix products, but its own cost outweighs the gain on small operands.
+    # ``optimize`` searches for matrix products. On small operands, the search takes longer than it saves.
     return np.einsum(decode_text(attrs["equation"]), *inputs, optimize=sum(x.size for x in inputs) > 10_000)
 
 

@@ -19,13 +19,14 @@ from .evaluator_core import (
     round_to_float32,
 )
 
-# numpy has no erf. The C library's is accurate to the last digit, and norms seldom contain one.
+# numpy has no erf. The C library's erf is accurate to the last digit. It is slow for arrays, but norms seldom contain
+# an erf.
 _ERF = np.frompyfunc(math.erf, 1, 1)
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 
-# Keyed by elem_type, and by the name that opset 5 and below write. All floating types map to float64, because a
-# rounding Cast is an identity in exact arithmetic. The 8- and 4-bit floats are missing: casting to them is
-# quantization.
+# Type that a Cast requests → dtype of the result. The key is an elem_type, or its name as in opset 5 and below. All
+# floating types of 16 bits or more map to float64, because the evaluator does not round. Floats of 8 and 4 bits are
+# missing, because a Cast to these types is quantization.
 _CAST: dict[Any, Any] = {
     **dict.fromkeys((1, "FLOAT", 10, "FLOAT16", 11, "DOUBLE", 16, "BFLOAT16"), np.float64),
     **dict.fromkeys((2, "UINT8"), np.uint8),
@@ -86,7 +87,7 @@ def erf(x: Array) -> Array:
 def divide(a: Array, b: Array) -> Array:
     """Compute a / b elementwise.
 
-    Returns: floats as usual; integers truncated toward zero, as ONNX's Div specifies, whereas numpy rounds down.
+    Returns: the quotient. Integers are truncated toward zero, as ONNX's Div specifies; numpy would round down.
     """
     if a.dtype.kind == "f":
         return a / b
@@ -95,7 +96,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Compute a ** b in a's type, which ONNX keeps for every type of the exponent."""
+    """Compute a ** b in the type of a. In ONNX, the result has this type whatever the type of b is."""
     if a.dtype.kind == "f":
         return np.power(a, b)
     if b.dtype.kind == "f" or (b < 0).any():
@@ -134,7 +135,8 @@ def _gelu(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     x = inputs[0]
     if decode_text(attrs.get("approximate", "none")) == "tanh":
         return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
-    # The definition has 1 + erf. erfc gives the same function without cancellation for negative x.
+    # The definition contains 1 + erf(x/√2), whose terms cancel for negative x. erfc(−x/√2) equals this sum, without
+    # cancellation.
     return 0.5 * x * np.asarray(_ERFC(x * -math.sqrt(0.5)), np.float64)
 
 

@@ -1,6 +1,7 @@
-"""Bound the cost of evaluation, because a file can state any size. All counts of elements and steps are made here.
+"""Bound the cost of evaluation, because a file can state any size. Only this module counts elements and steps.
 
-An element is a number that numpy creates: 8 bytes of memory, and about a nanosecond. Steps are measured in elements.
+An element is a number that numpy creates. It takes 8 bytes of memory and about a nanosecond. A step is the unit of
+time: the time for one element.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import numpy as np
 
 from .evaluator_core import Inputs, UnsupportedOp
 
-# Elements that an op may create from smaller tensors; half a gigabyte.
+# Maximum number of elements that an op may create from smaller tensors: half a gigabyte.
 MOST = 2**26
-# numpy's limit.
+# Maximum number of dims of an array, which is numpy's limit.
 MOST_RANK = 64
-# Elements that numpy computes in the overhead of one node, some microseconds.
+# Steps that are counted for each node in addition to its elements, for some microseconds of overhead.
 A_NODE = 2**10
-# Elements that one constant may be computed from; 1 GB.
+# Maximum number of elements from which one constant may be computed: 1 GB.
 AT_ONCE = 2**27
-# Steps that all constants of a graph may take together; half a minute.
+# Maximum number of steps for all constants of a graph together: about half a minute.
 IN_ALL = 2**31
-# Elements of computed constants that are kept; 32 MB.
+# Maximum number of elements of computed constants that are kept in memory: 32 MB.
 KEPT = 2**22
-# These grow by an input's value, not by its size.
+# Ops for which the size of the result depends on the values of an input, not only on the sizes of the inputs.
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})
 _VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
@@ -44,7 +45,7 @@ def require_room(op: str, elements: int, largest: int = 0) -> None:
 
     Args:
         elements: created by ``op``.
-        largest: elements of the op's largest input, which are always allowed.
+        largest: elements of the op's largest input. An op may always create this many elements.
 
     Raises:
         UnsupportedOp: ``op`` creates more than `MOST` elements, and more than its largest input has.
@@ -61,13 +62,13 @@ def require_room_for(op: str, inputs: Inputs) -> None:
     """
     arrays = [i for i in inputs if isinstance(i, np.ndarray)]
     if op in _GROW or math.prod(i.size for i in arrays) > MOST:
-        # An expanded input takes no memory, so it does not count as large.
+        # An input that was broadcast takes no memory, so it does not count as large.
         whole = (i.size for i in arrays if 0 not in i.strides)
         require_room(op, _estimate_elements(op, arrays), max(whole, default=0))
 
 
 def _estimate_elements(op: str, given: Sequence[np.ndarray]) -> int:
-    """Estimate the number of elements that ``op`` creates; 0 if at most as many as its largest input has."""
+    """Estimate the number of elements that ``op`` creates; 0 if its largest input has at least as many."""
     if op == "ConstantOfShape":
         return math.prod(map(abs, given[0].ravel().tolist()))
     if op == "Range" and len(given) == 3 and given[2].any():
@@ -90,12 +91,12 @@ def _estimate_elements(op: str, given: Sequence[np.ndarray]) -> int:
             return math.prod(np.broadcast_shapes(*(g.shape for g in given)))
         return 0
     except ValueError:
-        # These inputs do not broadcast.
+        # The inputs can't be broadcast to a common shape, so the op will fail.
         return max(g.size for g in given)
 
 
 class EvaluationBudget:
-    """Budget for the constants of one file: steps to compute them, memory to keep them.
+    """Budget for the constants of one file: the steps to compute them and the memory to keep them.
 
     Attributes:
         values: kept arrays by their keys.
@@ -106,7 +107,7 @@ class EvaluationBudget:
         self.values: dict[Hashable, np.ndarray] = {}
 
     def charge_node(self, op: str, inputs: Sequence[Any]) -> None:
-        """Charge for a node that is about to be evaluated.
+        """Count the steps of a node before it is evaluated.
 
         Raises:
             UnsupportedOp: the file's constants have taken too many steps.
@@ -114,7 +115,7 @@ class EvaluationBudget:
         self._spend_steps(A_NODE + (_contraction_cost(inputs) if op in _CONTRACTIONS else 0))
 
     def charge_results(self, op: str, results: Sequence[Any]) -> int:
-        """Charge for a node that was evaluated.
+        """Count the steps of a node's results after it was evaluated.
 
         Returns: the number of elements that it created; 0 for views.
 
@@ -136,7 +137,7 @@ class EvaluationBudget:
         size = sum(v.size for v in values.values())
         if self._kept + size <= KEPT:
             self._kept += size
-            # A view would keep its whole base alive.
+            # A view would keep the whole array that it refers to in memory, so it is copied.
             self.values.update((key, v if v.base is None else v.copy()) for key, v in values.items())
 
     def _spend_steps(self, steps: int) -> None:
@@ -146,7 +147,7 @@ class EvaluationBudget:
 
 
 def _contraction_cost(inputs: Sequence[Any]) -> int:
-    """Estimate the time of a contraction in elements. BLAS does about sixteen products in the time of one element."""
+    """Estimate the steps of a contraction. BLAS computes about sixteen products in one step."""
     a, b = inputs[:2]
     if a.size:
         return int(a.size * b.size // max(a.shape[-1:] or (1,))) // 16

@@ -1,8 +1,8 @@
 """Evaluate ONNX ops in numpy's float64: the reference of certificates (`normdeploy.rewriting.certification`).
 
 Every op is computed by its specification (https://onnx.ai/onnx/operators) in all its forms from opset 1 on. Floating
-tensors are float64 throughout, for every type in the model: a rounding Cast is an identity. Epsilons and other
-attributes are the file's float32 numbers.
+tensors are float64 throughout, whatever their type in the model, so a Cast that would round returns its input. Epsilons
+and other attributes keep the file's float32 value.
 
     with silence_numpy():
         (y,) = evaluate_node("ReduceMean", [x, axes], {"keepdims": 1}, opset=18)
@@ -30,16 +30,16 @@ OPS: Table = (
     | contractions.TABLE
     | attention_op.TABLE
 )
-# Ops that round. Only `evaluate_node` computes them; nothing else may look through them.
+# Ops that round. Only `evaluate_node` computes them; proofs, recognition and constant folding stop at them.
 QUANTIZATION: Table = quantize_ops.TABLE
 
 
 def is_supported(domain: str, op: str) -> bool:
     """Return whether values may be computed through the op.
 
-    `evaluate_node` may still refuse some of its forms, such as training mode or a padding mode. Quantizing ops are not
-    supported here although `evaluate_node` computes them. A proof, a recognition or a fold of constants that looked
-    through one would ignore its rounding.
+    `evaluate_node` may still refuse some of its forms, such as training mode or a padding mode. Quantization ops count
+    as unsupported here although `evaluate_node` computes them. Otherwise proofs, recognition and constant folding would
+    ignore the rounding of these ops.
 
     Returns: True for the ops of `OPS` and for norm ops with a function body.
     """
@@ -47,9 +47,9 @@ def is_supported(domain: str, op: str) -> bool:
 
 
 def silence_numpy() -> contextlib.AbstractContextManager[object]:
-    """Silence numpy's warnings about division by zero, overflow and NaN, whose results are IEEE's and intended here.
+    """Silence numpy's warnings about division by zero, overflow and NaN, because the IEEE results are intended here.
 
-    Returns: a context manager. Put it around a whole evaluation: it costs more than a small op.
+    Returns: a context manager. Use it around a whole evaluation, because entering it takes longer than a small op.
     """
     return np.errstate(all="ignore")
 
@@ -68,7 +68,7 @@ def evaluate_node(
 
     Returns:
         At most ``outputs`` arrays. An output may be a read-only view of an input, so don't write into it. None marks an
-        output that the op never fills.
+        output that the evaluator does not compute.
 
     Raises:
         UnsupportedOp: the op or its form is not covered, or creates far more elements than its inputs have.
@@ -89,12 +89,12 @@ def evaluate_node(
 
 
 def _evaluate_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Array | None, ...]:
-    """Evaluate an op by the function body in the file, so that certificates judge the nodes that other runtimes run."""
+    """Evaluate an op by its function body in the file. So certificates judge the nodes that other runtimes run."""
     opset = max(opset, row.since)
     function = function_bodies.norm_function_body(row, opset)
     known: dict[str, Any] = {"": None, **dict(zip(function.input, inputs, strict=False))}
     for node in function.node:
-        # Rounding is an identity here.
+        # The evaluator does not round, so CastLike returns its input.
         if node.op_type == "CastLike":
             known[node.output[0]] = known[node.input[0]]
             continue

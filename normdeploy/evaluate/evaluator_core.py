@@ -1,8 +1,8 @@
-"""Shared parts of the float64 evaluator: the type of an op's function, its refusal, and readers of common forms.
+"""Shared parts of the float64 evaluator: the type of an op's function, its refusal, and helpers to read attributes.
 
 An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them. It never
 writes into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and
-boolean ones keep their dtype.
+boolean tensors keep their dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ Table = dict[tuple[str, str], Function]
 
 
 class UnsupportedOp(Exception):
-    """Raised for an op, or a form of one, that the evaluator does not cover; nothing was computed."""
+    """Raised if the evaluator does not cover an op or a form of an op. Nothing was computed then."""
 
 
 def round_to_float32(value: float) -> float:
-    """Round a written number as attributes are stored: they and their defaults are float32.
+    """Round a number to float32, as attributes and their defaults are stored.
 
     Returns: the nearest float32 as a Python float.
     """
@@ -33,7 +33,7 @@ def round_to_float32(value: float) -> float:
 def optional_input(inputs: Inputs, index: int) -> Array | None:
     """Return the input at ``index``.
 
-    Returns: None if the input is omitted, at the end of the list or by an empty name.
+    Returns: None if the input is omitted, by an empty name or because the list ends before it.
     """
     if index < len(inputs):
         return inputs[index]
@@ -51,7 +51,7 @@ def decode_text(value: str | bytes) -> str:
 
 
 def integers_from(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] | None:
-    """Read a list of ints that older opsets store in an attribute and newer ones in an input.
+    """Read a list of ints, which older opsets store in an attribute and newer opsets store in an input.
 
     Args:
         index: position of the input, which takes precedence.

@@ -16,7 +16,7 @@ from .reductions import mean
 
 
 class ArrayInterpreter(Interpreter):
-    """Interpreter of norm definitions on float64 arrays. A rounding Cast is an identity."""
+    """Interpreter of norm definitions on float64 arrays. A Cast that would round returns its input."""
 
     def __init__(self, opset: int, outputs: int) -> None:
         self.opset = opset
@@ -69,12 +69,31 @@ class ArrayInterpreter(Interpreter):
         """
         return y.reshape(x.shape)
 
+    def last_size_of(self, x: Array) -> int:
+        """Return the size of the last dim."""
+        return int(x.shape[-1])
+
+    def split_last_axis(self, x: Array, size: int) -> Array:
+        """Reshape (…, n) to (…, n / size, size).
+
+        Returns: a view if possible; ``x`` itself if n is ``size``.
+
+        Raises:
+            ValueError: ``size`` does not divide n.
+        """
+        n = x.shape[-1]
+        if n == size:
+            return x
+        if size < 1 or n % size:
+            raise ValueError(f"a last dim of {n} elements is not divisible into parts of {size}")
+        return x.reshape(*x.shape[:-1], n // size, size)
+
     def reshape_per_channel(self, v: Array, x: Array) -> Array:
         """Reshape ``v`` so that it broadcasts over the channels of ``x``.
 
-        A vector x has one channel (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html, Inputs).
+        An x of rank 1 has one channel (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html, Inputs).
 
-        Returns: (1, C, 1, …) with the rank of x; (1,) for a vector x.
+        Returns: shape (1, C, 1, …) with the rank of x; (1,) for an x of rank 1.
 
         Raises:
             ValueError: ``v`` does not have C elements.
@@ -100,8 +119,8 @@ class ArrayInterpreter(Interpreter):
     def standardize(self, x: Array, axes: Sequence[int], epsilon: float, centered: bool = True) -> NormalizedTensor:
         """Standardize ``x`` over ``axes``, as `Interpreter.standardize` does but faster.
 
-        tests/evaluate/test_norm_functions.py compares the two. A norm spends most of its time here. Scaling in place by
-        one reciprocal per row saves a fifth of it.
+        tests/evaluate/test_norm_functions.py compares the two. Most of the time of a norm is spent here. Scaling in
+        place by one reciprocal per row saves a fifth of this time.
 
         Returns: the standardized x, its mean (None unless ``centered``) and its deviation, both with the axes kept at
             size 1.
@@ -137,8 +156,8 @@ def _make_evaluator(definition: Definition) -> Function:
 def _has_evaluator(row: NormOp) -> bool:
     """Return whether values may be computed through nodes of this op.
 
-    This holds for the standard ops, and for onnxruntime's layer norms with an input X. Its other ops, and TensorRT's,
-    are only converted back into standard ones (`normdeploy.contrib`).
+    This holds for the standard ops, and for onnxruntime's layer norms with an input X. Other ops of onnxruntime, and
+    ops of TensorRT, are only rewritten as standard ops (`normdeploy.contrib`).
     """
     if row.definition is None:
         return False

@@ -1,16 +1,16 @@
 """Evaluate quantization ops in float64.
 
-They are QuantizeLinear 10 to 25, DequantizeLinear 10 to 25, DynamicQuantizeLinear 11, MatMulInteger 10 and ConvInteger
-10 (https://onnx.ai/onnx/operators).
+The ops are QuantizeLinear 10 to 25, DequantizeLinear 10 to 25, DynamicQuantizeLinear 11, MatMulInteger 10 and
+ConvInteger 10 (https://onnx.ai/onnx/operators).
 
     Q(x) = saturate(round(x / scale) + zero point)        DQ(q) = (q − zero point) · scale
 
-Rounding is half to even. Quantized tensors keep their dtype: numpy's integers, and those of ml_dtypes for types that
-numpy lacks (int4, uint4, float8 and so on). The quotient is float64 for every ``precision`` and every type of the
-scale. A runtime that divides in float32 may round a value next to a tie to the other side.
+Rounding is half to even. Quantized tensors keep their dtype: an integer type of numpy, or a type of ml_dtypes if numpy
+lacks it (int4, uint4, float8 and so on). The quotient is float64 for every ``precision`` and every type of the scale.
+If a runtime divides in float32, it may round a quotient near a tie to the other neighbor.
 
-`evaluator.is_supported` returns False for these ops because they round. Neither a proof nor a recognition may pass
-through one, and a dequantized weight is not a constant that could be stored in its place.
+`evaluator.is_supported` returns False for these ops because they round. So neither proofs nor the recognition pass
+through them, and a dequantized weight is not replaced by a constant.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ TYPES: dict[int, np.dtype[Any]] = {
     21: np.dtype(ml_dtypes.uint4),
     22: np.dtype(ml_dtypes.int4),
 }
-# An infinite input becomes NaN in these, with or without saturation.
+# Types without infinity: an infinite input becomes NaN, with or without saturation.
 _NO_INFINITY = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})
-# Largest range of consecutive integers in float64; it exceeds every zero point.
+# Largest number up to which float64 represents all integers. Every zero point is in this range.
 _LARGEST_INTEGER = 2.0**53
 
 
@@ -60,7 +60,7 @@ def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block
 
     Args:
         parameter: one number for the tensor, one per element along ``axis``, or one per ``block`` of elements there.
-        shape: of the tensor.
+        shape: shape of the tensor.
         block: size of a block along ``axis``; 0 without blocks.
 
     Returns: a scalar, (1, …, n, …, 1) with n along ``axis``, or an array of the whole ``shape`` for blocks.
@@ -90,7 +90,7 @@ def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block
 def quantized_dtype(zero_point: Any, attrs: Attrs) -> np.dtype[Any]:
     """Return the output type of a QuantizeLinear.
 
-    Returns: the zero point's type, or else ``output_dtype``, or else uint8.
+    Returns: the zero point's type. Without a zero point, the type is ``output_dtype``; without either, it is uint8.
 
     Raises:
         UnsupportedOp: the type is unknown here.
@@ -122,8 +122,8 @@ def scaled_quotient(inputs: Inputs, attrs: Attrs) -> tuple[Array, Array]:
 def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True) -> Array:
     """Convert to a quantized type, clamping to its range.
 
-    The spec leaves NaN → integer open. It becomes the type's smallest number here, as in onnxruntime; float types keep
-    NaN.
+    The specification does not define NaN → integer. Here NaN becomes the type's smallest number, as in onnxruntime.
+    Float types keep NaN.
 
     Args:
         values: whole numbers for an integer type, any numbers for a float type.
@@ -133,7 +133,7 @@ def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True
     """
     low, high = finite_limits(dtype)
     if "int" in dtype.name:
-        # fmin and fmax prefer a number to NaN.
+        # If one operand is NaN, fmin and fmax return the other operand, so NaN becomes ``low``.
         bounded = np.fmin(np.fmax(values, low), high)
         if dtype.kind in "iu":
             return bounded.astype(dtype)
@@ -143,7 +143,7 @@ def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True
             kept = values
         else:
             kept = np.where(np.isinf(values), np.nan, values)
-        # clip keeps NaN.
+        # np.clip keeps NaN.
         values = np.clip(kept, low, high)
     return _round_to_odd(np.asarray(values)).astype(dtype)
 
@@ -152,8 +152,8 @@ def _round_to_odd(values: Array) -> Array:
     """Round to float32, setting the last bit to 1 if the rounding is inexact.
 
     A second rounding to a narrower type then gives the same result as a single rounding (Boldo and Melquiond, "When
-    double rounding is odd", 2005). ml_dtypes 0.6 converts float64 to 8 bits through float32, which could turn a value
-    next to a tie into the tie.
+    double rounding is odd", 2005). ml_dtypes 0.6 converts float64 to 8 bits by way of float32. This could round a value
+    near a tie to the tie itself.
     """
     near = values.astype(np.float32)
     even = (near.view(np.uint32) & 1) == 0
@@ -185,7 +185,7 @@ def _dequantize(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Resul
 def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """Evaluate DynamicQuantizeLinear.
 
-    The range is that of the input, extended to include 0. A range of width 0 gets the scale 1/255, as in
+    The range is the input's range, extended to include 0. A range of width 0 gets the scale 1/255, as in
     onnx.reference.
     """
     x = inputs[0]
@@ -200,18 +200,18 @@ def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: 
 def subtract_zero_points(inputs: Inputs) -> tuple[Array, Array]:
     """Subtract the zero points of MatMulInteger's or ConvInteger's operands.
 
-    Returns: both operands as float64, which holds the differences exactly.
+    Returns: both operands as float64, which represents the differences exactly.
     """
     a, b = (np.asarray(value).astype(np.float64) for value in inputs[:2])
     zero_a = optional_input(inputs, 2)
     zero_b = optional_input(inputs, 3)
-    # A vector has one zero point per row.
+    # Several zero points are one per row.
     if zero_a is not None:
         zero = np.asarray(zero_a).astype(np.float64)
         a = a - (zero.reshape(()) if zero.size == 1 else zero.reshape(*zero.shape, 1) if zero.ndim == 1 else zero)
     if zero_b is not None:
         zero = np.asarray(zero_b).astype(np.float64)
-        # A vector has one zero point per column.
+        # Several zero points are one per column.
         b = b - (zero.reshape(()) if zero.size == 1 else zero)
     return a, b
 
@@ -231,7 +231,7 @@ def _conv_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 def _to_int32(values: Array, inputs: Inputs) -> Array:
     """Convert the result of integer operands to int32.
 
-    Callers may pass unrounded float operands on purpose; their result stays float64.
+    Callers may deliberately pass operands that are not rounded to integers. Then the result stays float64.
     """
     whole = all(np.asarray(value).dtype.kind != "f" for value in inputs[:2])
     if whole:

@@ -10,7 +10,7 @@ from .evaluator_core import Array, Attrs, Function, Inputs, Result, Table, integ
 
 Axes = tuple[int, ...] | None
 
-# Typed as Any: numpy's stubs lack an overload for a keepdims that is not a literal.
+# The type is Any, because numpy's stubs lack an overload for a keepdims that is not a literal.
 _add: Any = np.add.reduce
 _multiply: Any = np.multiply.reduce
 _maximum: Any = np.maximum.reduce
@@ -24,7 +24,7 @@ def _element_count(x: Array, axes: Axes) -> int:
 
 
 def mean(x: Array, axes: Axes, keepdims: bool = True) -> Array:
-    """Compute the mean over ``axes``; several times faster than numpy's on small arrays.
+    """Compute the mean over ``axes``, several times faster than numpy's function on small arrays.
 
     Args:
         axes: None for all.
@@ -89,11 +89,11 @@ def _log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
 def _reduction_op(reduce: Any) -> Function:
     """Build the function of a reduction.
 
-    Its axes are an attribute (up to opset 17; ReduceSum: up to 12) or the second input.
+    The op's axes are an attribute (up to opset 17; ReduceSum: up to 12) or the second input.
     """
 
     def evaluate(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-        """Reduce over the axes; without axes over all, or none with ``noop_with_empty_axes``.
+        """Reduce over the axes. Without axes, reduce over all; with ``noop_with_empty_axes``, return the input.
 
         Returns: the output.
         """
@@ -107,7 +107,7 @@ def _reduction_op(reduce: Any) -> Function:
 
 
 def _softmax(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Compute softmax along one axis; below opset 13 over all dims from ``axis`` on (default 1)."""
+    """Compute softmax along one axis. Below opset 13, compute it over all dims from ``axis`` on, with the default 1."""
     x: Array = inputs[0]
     axes = (attrs.get("axis", -1),) if opset >= 13 else _axes_from(attrs.get("axis", 1), x.ndim)
     e = np.exp(x - _maximum(x, axis=axes, keepdims=True, initial=-math.inf))
@@ -123,7 +123,7 @@ def _axes_from(axis: int, rank: int) -> tuple[int, ...]:
 
 
 def _lp_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Compute x / ‖x‖ₚ along one axis for p = 1 or 2; zero if the norm is zero (specified from opset 22 on)."""
+    """Compute x / ‖x‖ₚ along one axis for p = 1 or 2. If the norm is zero, return zero (specified from opset 22 on)."""
     x = inputs[0]
     axis = attrs.get("axis", -1)
     if attrs.get("p", 2) == 1:

@@ -143,7 +143,7 @@ def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _slice(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Slice as Python does: ONNX counts negative positions and clamps out-of-range ones the same way, backwards too."""
+    """Slice by Python's rules, which ONNX shares for negative and out-of-range positions and negative steps."""
     x = inputs[0]
     starts = integers_from(inputs, 1, attrs, "starts") or []
     ends = integers_from(inputs, 2, attrs, "ends") or []

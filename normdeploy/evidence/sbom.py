@@ -1,4 +1,4 @@
-"""Write a bill of materials as CycloneDX 1.6: the model, and the libraries that produced its report.
+"""Write a bill of materials (CycloneDX 1.6) that lists the model and the libraries that produced its report.
 
 https://cyclonedx.org/docs/1.6/json/
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import RuntimeUnavailable
 
-# Namespace of the serial numbers.
+# Namespace of the UUIDs that serve as serial numbers
 _NAMESPACE = uuid.UUID("b9a3a5a2-7d5c-5c0e-9a57-64a6f8f1c3d1")
 
 
@@ -25,9 +25,9 @@ class SbomSubject:
     """Model that the bill describes.
 
     Attributes:
-        sha256: identifies the model as a whole.
-        made: UTC, ISO 8601.
-        files: path -> SHA-256 of each deployed file.
+        sha256: SHA-256 that identifies the model as a whole.
+        made: time at which the model was made, UTC in ISO 8601.
+        files: SHA-256 of each deployed file, by path.
         facts: versions and names of the machine, from `normdeploy.environment.describe_environment`.
     """
 
@@ -43,8 +43,9 @@ class InstalledLibrary:
     """Installed distribution.
 
     Attributes:
-        needs: installed distributions that it requires.
-        hashes: algorithm -> hash of the archive that it was installed from, if pip recorded one.
+        needs: installed distributions that this distribution requires.
+        hashes: algorithm -> hash of the archive from which pip installed the distribution; empty if pip recorded no
+            hash.
     """
 
     name: str
@@ -57,7 +58,7 @@ def make_sbom(model: SbomSubject) -> bytes:
     """Write the bill.
 
     Returns:
-        JSON, equal for equal models and libraries.
+        JSON text; equal models and libraries give equal texts.
 
     Raises:
         RuntimeUnavailable: a library is missing.
@@ -76,7 +77,7 @@ def make_sbom(model: SbomSubject) -> bytes:
     algorithms = {algorithm.value.replace("-", "").lower(): algorithm for algorithm in HashAlgorithm}
 
     def make_hashes(hashes: Mapping[str, str]) -> list[HashType]:
-        """Convert hashes of known algorithms.
+        """Convert hashes to CycloneDX; unknown algorithms are left out.
 
         Returns:
             CycloneDX hashes.
@@ -131,7 +132,8 @@ def make_sbom(model: SbomSubject) -> bytes:
 
 
 def find_libraries(facts: Mapping[str, str]) -> dict[str, InstalledLibrary]:
-    """Find the libraries among some facts, as installed here, and their requirements without extras.
+    """Find the installed libraries that ``facts`` names, and all libraries that these libraries require. Requirements
+    of extras are ignored.
 
     Returns:
         normalized name -> library, sorted.

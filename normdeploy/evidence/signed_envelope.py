@@ -1,6 +1,6 @@
 """Sign a text in a DSSE envelope (github.com/secure-systems-lab/dsse), in JSON.
 
-The signature covers the type of the text and its bytes, so neither can be exchanged.
+The signature covers the type of the text and its bytes, so a change of either is detected.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .signing_keys import Signer
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# Start of every envelope written here.
+# First bytes of every envelope that `seal_payload` writes
 _HEAD = b'{"payload": '
-# Characters shown of a key's name.
+# Number of characters of a key's name that are shown
 _KEYID = 16
 
 
@@ -39,18 +39,18 @@ def seal_payload(payload: bytes, kind: str, signer: Signer) -> bytes:
 
 
 def open_envelope(data: bytes, kind: str, keys: Sequence[Key], what: str) -> bytes:
-    """Verify an envelope that one of the keys must have signed.
+    """Verify that one of ``keys`` signed an envelope.
 
     Args:
         kind: expected media type.
-        what: name of the content, for errors.
+        what: name of the content for error messages.
 
     Returns:
         the payload.
 
     Raises:
-        EvidenceError: the data is not an envelope, has another type, is signed by no trusted key, or was changed after
-            signing.
+        EvidenceError: the data is not an envelope, has another type, has no signature of a trusted key, or was changed
+            after signing.
     """
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import Error
@@ -81,7 +81,7 @@ def open_envelope(data: bytes, kind: str, keys: Sequence[Key], what: str) -> byt
 
 
 def signer_names(data: bytes) -> tuple[str, ...]:
-    """List the keys that an envelope claims to be signed by.
+    """List the keys that signed an envelope, as the envelope itself claims.
 
     Returns:
         shortened names; empty if the data is not an envelope.
@@ -93,10 +93,10 @@ def signer_names(data: bytes) -> tuple[str, ...]:
 
 
 def unverified_payload(data: bytes) -> bytes:
-    """Return the payload of an envelope written here, without verifying the signature.
+    """Return the payload of an envelope that `seal_payload` wrote, without verifying the signature.
 
     Returns:
-        payload; other data unchanged.
+        the payload; any other data unchanged.
     """
     if not data.startswith(_HEAD):
         return data

@@ -1,7 +1,7 @@
-"""Load keys from PEM files: a private key signs, public keys decide who is trusted.
+"""Load keys from PEM files: private keys to sign, and public keys of trusted signers.
 
-Keys are Ed25519 and ECDSA on P-256, as ``openssl genpkey`` writes them. Ed25519 signatures of equal data are equal;
-ECDSA signatures contain a random number.
+Keys are Ed25519 and ECDSA on P-256, as ``openssl genpkey`` writes them. Ed25519 signatures of equal data are equal.
+ECDSA signatures differ, because they contain a random number.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..storage.record_signing import is_private
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, Key
 
-# Most bytes read of a PEM file.
+# Maximum number of bytes that are read from a PEM file
 _MOST = 1 << 16
 _MAKE = "openssl genpkey -algorithm ed25519 -out KEY.pem; openssl pkey -in KEY.pem -pubout -out PUBLIC.pem"
 
 
 class Signer:
-    """Private key that signs. Another process gets the file's path, never the key."""
+    """Private key that signs. A pickled `Signer` contains the path of the file, never the key."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Load the key.
@@ -34,7 +34,7 @@ class Signer:
             path: PEM file of a private key.
 
         Raises:
-            InputError: the file can't be read, is readable by others, or has no key that can sign here.
+            InputError: the file can't be read, other users can read it, or it has no private key of a supported type.
             RuntimeUnavailable: a library is missing.
         """
         self.path = os.path.abspath(path)
@@ -42,7 +42,7 @@ class Signer:
 
     @property
     def public_key(self) -> Key:
-        """Return the key that verifies this one's signatures.
+        """Return the public key that verifies the signatures of this key.
 
         Returns:
             public key.
@@ -57,10 +57,10 @@ def load_public_keys(paths: Sequence[str | os.PathLike[str]]) -> tuple[Key, ...]
     """Load the public keys of PEM files.
 
     Returns:
-        one key for each file.
+        one key per file.
 
     Raises:
-        InputError: a file can't be read, or has no public key of a known type.
+        InputError: a file can't be read, or has no public key of a supported type.
         RuntimeUnavailable: a library is missing.
     """
     if paths:
@@ -131,7 +131,7 @@ def _load_public_key(path: str) -> Key:
 
 
 def _name_key(key: Any, path: str) -> Key:
-    """Name a key by the SHA-256 of its DER form, as ``openssl pkey -pubout -outform DER`` writes it."""
+    """Compute the name of a key: the SHA-256 of the DER form that ``openssl pkey -pubout -outform DER`` writes."""
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

@@ -1,16 +1,12 @@
-"""Record who made an artifact, from which files and how: an in-toto Statement v1 with SLSA's provenance v1 as
-predicate.
+"""Record who made an artifact, from which files, and how.
 
-    subject                  each file: its path and its SHA-256
-    buildDefinition
-      buildType              ``BUILD``
-      externalParameters     the request: the command and its options
-      internalParameters     versions of the libraries and the machine
-      resolvedDependencies   each source file, by SHA-256
-    runDetails
-      builder.id             ``BUILDER`` and the name of the signing key; nothing else is known of the builder
-      metadata               invocationId; startedOn and finishedOn if times may be recorded
-      byproducts             other files that were made on the way
+The record is an in-toto Statement v1 with SLSA's provenance v1 as predicate:
+
+    subject                  each file: its path and its SHA-256 buildDefinition buildType              ``BUILD``
+    externalParameters     the request: the command and its options internalParameters     versions of the libraries and
+    the machine resolvedDependencies   each source file, by SHA-256 runDetails builder.id             ``BUILDER`` and
+    the name of the signing key; nothing else is known of the builder metadata               invocationId; startedOn and
+    finishedOn if times may be recorded byproducts             other files that were made on the way
 
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1.
 """
@@ -26,7 +22,7 @@ from ..errors import EvidenceError
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-# Media type in an envelope.
+# Media type of a Statement in an envelope
 PAYLOAD = "application/vnd.in-toto+json"
 BUILD = "urn:normdeploy:package:1"
 BUILDER = "urn:normdeploy:key:"
@@ -37,11 +33,11 @@ class ProvenanceRecord:
     """Origin of an artifact.
 
     Attributes:
-        parameters: the request.
-        dependencies: name -> SHA-256 of each source file.
-        byproducts: name -> URI.
-        started: UTC in ISO 8601; "" if times may not be recorded.
-        finished: the same.
+        parameters: the request: the command and its options.
+        dependencies: SHA-256 of each source file, by name.
+        byproducts: URI of each other file that was made, by name.
+        started: time of the start, UTC in ISO 8601; "" if times must not be recorded.
+        finished: time of the end, in the same format.
     """
 
     parameters: Mapping[str, Any]
@@ -58,12 +54,12 @@ def make_statement(
     """Write the Statement.
 
     Args:
-        subjects: path -> SHA-256.
-        versions: of the libraries and the machine.
-        key: name of the key that will sign it.
+        subjects: SHA-256 of each file that was made, by path.
+        versions: versions of the libraries, and names of the machine.
+        key: name of the key that will sign the Statement.
 
     Returns:
-        JSON, equal for equal values.
+        JSON text; equal arguments give equal texts.
     """
     metadata = {"invocationId": origin.invocation, "startedOn": origin.started, "finishedOn": origin.finished}
     details: dict[str, Any] = {
@@ -87,13 +83,13 @@ def make_statement(
 
 
 def statement_subjects(payload: bytes, what: str) -> dict[str, str]:
-    """Read the subjects of a signed Statement of ours.
+    """Read the subjects of a signed Statement that `make_statement` wrote.
 
     Args:
-        what: name of the statement, for errors.
+        what: name of the statement for error messages.
 
     Returns:
-        path -> SHA-256.
+        SHA-256 of each file, by path.
 
     Raises:
         EvidenceError: the statement is malformed or of another kind.

@@ -1,8 +1,8 @@
 """Translate atan2 correctly for all four quadrants, the axes, both zeros, infinities and NaN.
 
-torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and adds ±π depending on y > 0. So the phase of a negative
-real number, atan2(0, −1), becomes −π, for which PyTorch gives π, and NaN becomes 0. This translation computes, from |y|
-and |x|:
+torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and adds ±π depending on y > 0. So atan2(0, −1), the phase
+of a negative real number, is −π in the file but π in PyTorch. Where PyTorch gives NaN, the file gives 0. This
+translation computes t from the smaller and the larger of |y| and |x|:
 
     t = atan(smaller / larger)
     t = π/2 − t if |y| > |x|
@@ -27,7 +27,7 @@ def atan2(self: Any, other: Any) -> Any:
     """Compute the angle of the point (other, self).
 
     Returns:
-        angles in [−π, π], of the broadcast shape.
+        angles in [−π, π], with the broadcast shape.
     """
     y = self
     x = other
@@ -38,7 +38,7 @@ def atan2(self: Any, other: Any) -> Any:
     zero = make_constant(0.0)
 
     def is_negative(value: Any) -> Any:
-        # The reciprocal of −0 is −Inf.
+        # −0 is recognized by its reciprocal, −Inf.
         return op.Or(op.Less(value, zero), op.And(op.Equal(value, zero), op.Less(op.Reciprocal(value), zero)))
 
     up = op.Abs(y)
@@ -50,10 +50,10 @@ def atan2(self: Any, other: Any) -> Any:
     angle = op.Atan(op.Where(op.Equal(up, along), equal, quotient))
     angle = op.Where(is_steep, op.Sub(make_constant(math.pi / 2), angle), angle)
     angle = op.Where(is_negative(x), op.Sub(make_constant(math.pi), angle), angle)
-    # A product keeps −0, which onnxruntime's Where does not.
+    # The sign is applied as a factor: a product keeps −0, but onnxruntime's Where loses its sign.
     sign = op.Where(is_negative(y), make_constant(-1.0), make_constant(1.0))
     return op.Mul(angle, op.Where(op.Or(op.IsNaN(y), op.IsNaN(x)), make_constant(math.nan), sign))
 
 
-# format of torch.onnx.export's custom_translation_table
+# In the format of torch.onnx.export's custom_translation_table.
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.aten.atan2.default: atan2}

@@ -1,16 +1,18 @@
-"""Collect translations of custom operators to ONNX, from Python and from installed packages.
+"""Collect translations of custom operators to ONNX. They come from the caller, from installed packages and from this
+project.
 
-``torch.onnx.export`` calls such a table ``custom_translation_table``. A package with operators of the namespace
-``acme`` (``torch.ops.acme.*``) registers its table in its pyproject.toml:
+``torch.onnx.export`` takes the collected table as ``custom_translation_table``. A package with operators of the
+namespace ``acme`` (``torch.ops.acme.*``) registers its table in its pyproject.toml:
 
     [project.entry-points."normdeploy.translations"]
     acme = "acme.onnx:TABLE"
 
-TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions: a single one, or several
-of which the first that fits is used. TABLE may also be a function without parameters that returns such a mapping.
+TABLE maps operators, written ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions. An operator may
+have several functions: the first function that fits is used. TABLE may also be a function without parameters that
+returns such a mapping.
 
-`normdeploy.extensions` describes how packages are found and trusted. A package's code runs only for a model with
-operators of its namespace, never because of other content of a model file.
+`normdeploy.extensions` describes how packages are found and trusted. A package's code runs only if the model has
+operators of the package's namespace. No other content of a model file can cause it to run.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ import torch
 from .. import extensions
 from ..errors import InputError
 from ..loading import recurrent_ops
-from . import atan2_translation, log_translations, quantize_translations
+from . import all_true_translation, atan2_translation, log_translations, quantize_translations
 from .repeat_interleave_translation import TRANSLATIONS
 
-# An installed package may not redefine torch's own operators.
+# Namespaces of torch's and this project's operators. An installed package may not redefine these operators.
 _TORCHS = frozenset({"aten", "prim", "prims", "higher_order", "normdeploy"})
 
 Table = Mapping[Any, Any]
@@ -35,8 +37,8 @@ Table = Mapping[Any, Any]
 def translation_table(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
     """Build the table for ``program``.
 
-    It contains this project's translations, those of installed packages for the program's operators, and ``given``.
-    Later entries override earlier ones.
+    The table contains, in this order, this project's translations, translations of installed packages for the program's
+    operators, and ``given``. Later entries override earlier entries.
 
     Returns:
         operator -> function, or a list of functions.
@@ -46,7 +48,13 @@ def translation_table(program: torch.export.ExportedProgram, given: Table | None
         ExtensionError: a package's table can't be loaded.
     """
     wanted = sorted(_operator_namespaces(program) - _TORCHS)
-    ours = (TRANSLATIONS, atan2_translation.TRANSLATIONS, recurrent_ops.TRANSLATIONS, log_translations.TRANSLATIONS)
+    ours = (
+        TRANSLATIONS,
+        all_true_translation.TRANSLATIONS,
+        atan2_translation.TRANSLATIONS,
+        recurrent_ops.TRANSLATIONS,
+        log_translations.TRANSLATIONS,
+    )
     table: dict[Any, Any] = {key: function for each in ours for key, function in each.items()}
     if quantize_translations.NAMESPACE in wanted:
         table |= quantize_translations.quantize_translations()
@@ -91,7 +99,9 @@ def _validate_table(table: Table, name: str) -> dict[Any, Any]:
 
 
 def _resolve_operator(key: Any, name: str) -> Any:
-    """Resolve a key to an overload: an overload, an operator (its default), "acme::norm" or "acme::norm.Tensor"."""
+    """Resolve a key to an operator's overload. The key is an overload, an operator (for its default overload), or a
+    text such as "acme::norm" or "acme::norm.Tensor".
+    """
     if isinstance(key, torch._ops.OpOverloadPacket):
         if "default" in key.overloads():
             return key.default

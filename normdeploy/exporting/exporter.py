@@ -1,9 +1,9 @@
 """Export torch models to ONNX with the dynamo exporter, and check the result against the request.
 
-The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the
-norms are single nodes. This module gives dims the user's names, keeps each node's qualified module path, and removes
-everything about the user's file system. A dim that silently became fixed is an error. ``exporter_fixes`` changes nodes
-that onnxruntime would not run.
+The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8. Instead, ``simplify`` cleans up the
+graph after the norms have become single nodes. This module gives dims the user's names, keeps each node's qualified
+module path, and removes all paths of the user's file system. If torch silently fixed a dim that was requested as
+dynamic, the export fails. ``exporter_fixes`` changes nodes that onnxruntime would not run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from ..types import Progress
 from .custom_translations import Table, translation_table
 from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
+from .split_sequences import write_splits
 from .translation_faults import require_translatable
 
 __all__ = ["CLASS", "MODULE", "OPSETS", "export_to_proto", "export_without_weights", "read_record", "write_record"]
 
-# node metadata: qualified path of the module that created the node
+# Key of a node's metadata: qualified path of the module that created the node.
 MODULE = "normdeploy.module"
-# node metadata: class of that module
+# Key of a node's metadata: class of the module that created the node.
 CLASS = "normdeploy.class"
 _SCOPES = {MODULE: "pkg.torch.onnx.name_scopes", CLASS: "pkg.torch.onnx.class_hierarchy"}
 
@@ -63,7 +64,7 @@ def export_to_proto(
         model, opset=opset, custom_translation_table=custom_translation_table, progress=progress
     )
     proto = fill_shared_weights(proto)
-    # The arrays had to live until here.
+    # The model refers to these arrays, so they must not be freed earlier.
     del weights
     return proto
 
@@ -77,15 +78,15 @@ def export_without_weights(
 ) -> tuple[onnx.ModelProto, Weights]:
     """Export ``model`` with its large weights separate.
 
-    The proto refers to the weights (`normdeploy.storage.shared_weights`). They are in the memory of ``model.program``,
-    which must not change as long as they are used. Inputs, outputs and dynamic dims have the names that the model gives
-    them. Nodes have ``normdeploy.module`` and ``normdeploy.class`` as metadata.
+    The proto refers to the weights (`normdeploy.storage.shared_weights`). The weights are in the memory of
+    ``model.program``, which must not change as long as the weights are used. Inputs, outputs and dynamic dims have the
+    names that the model gives them. Nodes have ``normdeploy.module`` and ``normdeploy.class`` as metadata.
 
     Args:
         opset: 18 to 25. 23 and above write Attention nodes, which TensorRT can't build.
-        custom_translation_table: operator -> onnxscript function; it overrides those of installed packages
+        custom_translation_table: operator -> onnxscript function; it overrides functions of installed packages
             (``normdeploy.translations``).
-        progress: called with (stage, done, total).
+        progress: function that is called with (stage, done, total).
 
     Returns:
         the ONNX model, and the weights.
@@ -108,7 +109,8 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
         ):
-            # With gradients, torch 2.13 writes views of attentions (T5's) that it then can't decompose.
+            # Gradients are off: with gradients, torch 2.13 writes views into attentions such as those of T5, and can't
+            # decompose these views.
             program = torch.onnx.export(
                 model.program,
                 dynamo=True,
@@ -157,15 +159,16 @@ def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
     """Inline functions, fix nodes, and give names and metadata their final form."""
     common.InlinePass()(exported)
     apply_fixes(exported.graph)
+    write_splits(exported.graph)
     common.RemoveUnusedOpsetsPass()(exported)
-    # This comes before the outputs get their names: one tensor may be two outputs.
+    # One tensor may be two outputs, so this pass runs before the outputs get their names.
     common.OutputFixPass()(exported)
     _rename_graph_io(exported.graph, model)
-    # This needs the metadata, which are trimmed next.
+    # This fix reads metadata that the next step removes.
     fix_hidden_rows(exported.graph)
     _trim_metadata(exported)
     _transpose_linear_weights(exported.graph)
-    # A user's name may equal a name that the exporter invented.
+    # A user's name may equal a name that the exporter invented, so this pass makes names unique.
     common.NameFixPass()(exported)
     return exported
 
@@ -190,7 +193,8 @@ def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
 
 
 def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
-    """Map torch's symbols, or expressions of symbols, to the user's names, from inputs for which both are known.
+    """Map torch's symbols, or expressions of symbols, to the user's names. The names come from the inputs, whose dims
+    have both a symbol and a name.
 
     Raises:
         InputError: a dim requested as dynamic is fixed in the graph, or one size has two names.
@@ -219,7 +223,7 @@ def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
 def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
     """Rename the symbols in every shape of the graph, also in expressions ("2*s77 + 1").
 
-    All are renamed at once, so that names may swap.
+    All symbols are renamed at once, so that two symbols may exchange their names.
     """
     for value in _all_values(graph):
         if value.shape is not None and not value.shape.is_static():
@@ -233,7 +237,9 @@ def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
 
 
 def _dim_value(dim: int | ir.SymbolicDim) -> int | str | None:
-    """Read a dim as torch meant it: a dim that torch fixed late is a symbol with a name such as "5"."""
+    """Return a dim's size or symbol. A dim that torch fixed late is a symbol with a name such as "5", which becomes a
+    size.
+    """
     if isinstance(dim, int) or dim.value is None:
         if isinstance(dim, int):
             return dim
@@ -257,7 +263,9 @@ def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _trim_metadata(model: ir.Model) -> None:
-    """Keep each node's module path and class, and drop the rest, which quotes the user's source with its paths."""
+    """Keep each node's module path and class, and remove its other metadata, which quote the user's source code and
+    paths.
+    """
     model.metadata_props.clear()
     for graph in model.graphs():
         graph.metadata_props.clear()
@@ -281,8 +289,8 @@ def _trim_metadata(model: ir.Model) -> None:
 def _transpose_linear_weights(graph: ir.Graph) -> None:
     """Store the weights of linear layers in the layout that MatMul reads.
 
-    Large weights stay views of torch's (`storage.shared_weights`). torch copies the others, three times as fast as
-    NumPy.
+    Large weights stay views of torch's weights (`storage.shared_weights`). Small weights are copied by torch, which is
+    three times as fast as NumPy.
     """
     for node in graph:
         if node.op_type == "Transpose" and node.domain == "":
@@ -313,7 +321,7 @@ def _transpose_linear_weights(graph: ir.Graph) -> None:
 
 @contextmanager
 def silence_torch() -> Iterator[None]:
-    """Keep torch's warnings, prints and logs off the user's terminal; errors are still raised."""
+    """Discard torch's warnings, prints and logs within the context. Errors are still raised."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
@@ -370,9 +378,9 @@ def _translation_advice(operator: str) -> str:
 
 
 def _module_clause(program: torch.export.ExportedProgram, operator: str) -> str:
-    """Return " in module 'layers.0'" for the module that calls the operator, "" if it is unknown.
+    """Return text such as " in module 'layers.0'" for the module that calls the operator; "" if the module is unknown.
 
-    The program may call it by a longer name that ends with it, such as special_bessel_j0.
+    In the program, the operator's name may have a prefix, as in special_bessel_j0.
     """
     name = operator.split(".")[1]
     for node in program.graph.nodes:

@@ -1,11 +1,13 @@
-"""Fix nodes from torch's exporter that onnxruntime does not run or computes differently; each fix is for a named op.
+"""Fix nodes from torch's exporter that onnxruntime does not run, or computes differently from PyTorch.
 
-- Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). The fix removes a bias of zeros.
-- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime needs its last two
-  dims in full (``attention_helper.h``, onnxruntime 1.31).
-- Clip from zero: onnxruntime (1.31, CPU) uses the type's largest number for the missing upper bound and turns Inf into
-  3.4e38. PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds stay: the
-  proof of the own op L2Norm needs a Clip of a root, and Relu with a Clip becomes one node.
+- Conv: for a 3-D convolution without bias, torch_lib writes a bias of zeros with the wrong shape (channels, 2). The fix
+  removes a bias of zeros.
+- Attention (opset 23): in ONNX, the mask may broadcast to (batch, heads, queries, keys). onnxruntime requires the full
+  size of the mask's last two dims (``attention_helper.h``, onnxruntime 1.31).
+- Clip with the lower bound 0 and no upper bound: onnxruntime (1.31, CPU) uses the type's largest number as upper bound
+  and turns Inf into 3.4e38. PyTorch keeps Inf. The fix replaces the Clip by Max, which keeps Inf too. An example is
+  `torch.cdist`, which clamps a square before it takes the root. A Clip with other bounds is not changed, because the
+  proof of normdeploy's own op L2Norm needs a Clip of a root, and because onnxruntime merges Relu and Clip.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def _drop_zero_bias(node: ir.Node) -> None:
 
 
 def _is_all_zero(value: ir.Value | None) -> bool:
-    """Return True if a tensor is a copy of a constant that holds only zeros."""
+    """Return True if a tensor is copied or expanded from a constant that contains only zeros."""
     while value is not None and (maker := value.producer()) is not None and maker.op_type in _COPIES:
         value = maker.inputs[0]
     if value is None:
@@ -54,7 +56,7 @@ def _is_all_zero(value: ir.Value | None) -> bool:
 
 
 def _remove_unread_nodes(node: ir.Node) -> None:
-    """Remove a node without readers, and the nodes before it that only it reads."""
+    """Remove a node without readers, and also the nodes before it whose outputs no other node reads."""
     if any(out.uses() or out.is_graph_output() for out in node.outputs) or node.graph is None:
         return
     makers = {maker for value in node.inputs if value is not None and (maker := value.producer()) is not None}

@@ -1,7 +1,7 @@
 """Translate logarithms of sums of exponentials in forms that do not overflow.
 
 torch's exporter (2.13, onnxscript 0.7.2) writes log(sigmoid(x)) and log(exp(x) + exp(y)) literally, which gives −Inf
-below −88 and Inf above 88 in float32. PyTorch computes, as these forms do:
+below −88 and Inf above 88 in float32. PyTorch computes the following forms, and so do these translations:
 
     log sigmoid(x)        = min(x, 0) − log(1 + exp(−|x|))
     log(exp(x) + exp(y))  = max(x, y) + log(1 + exp(−|x − y|))
@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
-# ATen's numbers for the reductions of torch's losses
+# ATen's numbers for the reductions of torch's losses.
 _MEAN, _SUM = 1, 2
 
 
@@ -52,7 +52,7 @@ def binary_cross_entropy_with_logits(
         reduction: ATen's number: 1 for the mean, 2 for the sum, otherwise none.
 
     Returns:
-        a scalar, or without reduction a loss per element.
+        a scalar; without reduction, one loss per element.
     """
     one = _constant_like(1.0, self)
     chance = log_sigmoid(self)
@@ -69,7 +69,7 @@ def binary_cross_entropy_with_logits(
 
 
 def logaddexp(self: Any, other: Any) -> Any:
-    """Compute max(x, y) + log(1 + exp(−|x − y|)); for equal numbers, even infinite ones, x + log 2.
+    """Compute max(x, y) + log(1 + exp(−|x − y|)). For equal numbers, also if they are infinite, compute x + log 2.
 
     Returns:
         a tensor of the broadcast shape.
@@ -100,7 +100,7 @@ def _cast_like(value: Any, like: Any) -> Any:
     return value
 
 
-# format of torch.onnx.export's custom_translation_table
+# In the format of torch.onnx.export's custom_translation_table.
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.log_sigmoid.default: log_sigmoid,
     torch.ops.aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,

@@ -1,23 +1,24 @@
 """Fix the exporter's form of attention rows that a mask hides completely.
 
 torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. For a bool mask, the exporter
-(onnxscript's translation) writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the
+(onnxscript's translation) writes m = Where(mask, 0, lowest), with the lowest number of the type. It also guards the
 softmax against NaN:
 
     p = Softmax(scores + m);  Where(IsNaN(p), 0, p)·v
 
-That guard is for a mask of −Inf. With the lowest number, a hidden row becomes the mean of all values, and a NaN among
-the scores, which eager propagates, becomes 0. A correct guard tests the mask, behind the product, which is smaller than
-p and keeps softmax and products adjacent: (p·v)·shown, with shown = (ReduceMax(m) > lowest / 2) as 1 or 0. A hidden row
-is 0·(the mean of v). So NaN and Inf in v, and NaN in the scores, become NaN, as in eager. If another node reads p, the
-fix is Where(shown, p, 0) instead.
+That guard is correct for a mask of −Inf. With the lowest number, the result is wrong: a hidden row becomes the mean of
+all values, not 0. A NaN among the scores, which eager PyTorch propagates, becomes 0. The fix tests the mask instead,
+and applies the test to the product with the values: (p·v)·shown, with shown = (ReduceMax(m) > lowest / 2) as 1 or 0.
+The test is applied to the product because it has fewer elements than p, and because softmax and product stay adjacent
+nodes. A hidden row becomes 0·(the mean of v). So NaN and Inf in v, and NaN in the scores, become NaN, as in eager
+PyTorch. If another node reads p, the fix is Where(shown, p, 0) instead.
 
-Only nodes that the exporter made from that operator are changed. If a user writes the same nodes by hand, eager
-computes just these nodes.
+Only nodes that the exporter made from scaled_dot_product_attention are changed. If a user's model computes the same
+operations explicitly, eager PyTorch computes exactly these nodes.
 
-The exporter adds no guard for a mask of floats: a row of only −Inf is NaN in the file, 0 in eager. If the graph itself
-computes such a mask (MultiheadAttention does, from a padding mask), its −Inf become the type's lowest number, and the
-product gets the same guard.
+The exporter adds no guard for a mask of floats: a row of only −Inf is NaN in the file and 0 in eager PyTorch. The graph
+itself may compute such a mask, as MultiheadAttention does from a padding mask. Then the fix replaces −Inf in the mask
+by the type's lowest number, and adds the same test to the product.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
             for index, value in enumerate((seen[mask], weights, zero)):
                 node.replace_input_with(index, value)
         if test is not None and not test.uses() and not test.is_graph_output():
-            # Otherwise IsNaN would remain as another reader of the weights.
+            # Remove the IsNaN, because it would remain as another reader of the softmax.
             test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
     clamped: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
@@ -70,13 +71,13 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
 
 
 def _fix_infinite_mask(softmax: ir.Node, clamped: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> int:
-    """Guard the product behind a softmax of scores plus a float mask into which the graph writes −Inf.
+    """Guard the product after a softmax of scores plus a float mask, if the graph writes −Inf into this mask.
 
     Args:
-        clamped: mask -> result of `_clamp_mask`; extended.
+        clamped: mask -> result of `_clamp_mask`. New masks are added.
 
     Returns:
-        1 if it did, otherwise 0.
+        1 if the attention was fixed, otherwise 0.
     """
     if _op_type_of(softmax) != "Softmax" or not _is_from_attention(softmax):
         return 0
@@ -108,7 +109,7 @@ def _is_minus_infinity(value: ir.Value | None) -> bool:
 
 
 def _clamp_mask(scores: ir.Node, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Write max(mask, lowest) before ``scores``, and a test of each row.
+    """Insert max(mask, lowest) before ``scores``, and a test of each row of the mask.
 
     Returns:
         the new mask, and 1 for each row that shows any element, otherwise 0.
@@ -127,7 +128,7 @@ def _clamp_mask(scores: ir.Node, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _row_tests(mask: ir.Value, low: np.ndarray, name: str | None) -> list[ir.Node]:
-    """Build nodes that test whether each row of ``mask`` has a number above the lowest number ``low``.
+    """Build nodes that test, for each row of ``mask``, whether it has a number above the lowest number ``low``.
 
     Returns:
         the nodes; the last one gives bools of shape [..., 1].
@@ -153,7 +154,9 @@ def _copy_type(source: ir.Value, value: ir.Value) -> None:
 
 
 def _is_hiding_mask(mask: ir.Value) -> bool:
-    """Return True for a float32 mask into which a Where of the graph writes −Inf, behind any views and Adds."""
+    """Return True for a float32 mask into which a Where of the graph writes −Inf. Views and Adds may follow the
+    Where.
+    """
     if mask.dtype != ir.DataType.FLOAT:
         return False
     waiting = [mask]
@@ -206,7 +209,7 @@ def _lowest_mask_value(mask: ir.Value) -> np.ndarray | None:
 
 
 def _any_row_visible(mask: ir.Value) -> ir.Value:
-    """Write a test of each row of ``mask``, [..., 1], behind the mask's own node."""
+    """Insert a test of each row of ``mask`` after the mask's own node. The test's shape is [..., 1]."""
     made = mask.producer()
     low = _lowest_mask_value(mask)
     assert made is not None
@@ -230,7 +233,9 @@ def _only_reading_product(guard: ir.Node) -> ir.Node | None:
 
 
 def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
-    """Write 1 for true and 0 for false ``shown`` in the type of the mask, behind the node that computes ``shown``."""
+    """Insert a Cast of ``shown`` to the type of the mask, after the node that computes ``shown``: true becomes 1, false
+    0.
+    """
     made = shown.producer()
     low = _lowest_mask_value(mask)
     assert made is not None
@@ -243,7 +248,9 @@ def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
 
 
 def _multiply_visible_rows(product: ir.Node, weights: ir.Value, factor: ir.Value) -> None:
-    """Replace ``product`` by the product of the unguarded weights, with hidden rows as zeros."""
+    """Replace ``product`` by the product of the unguarded softmax ``weights`` with the values, times ``factor``. Hidden
+    rows become zeros.
+    """
     assert product.graph is not None
     (out,) = product.outputs
     every = ir.node("MatMul", [weights, product.inputs[1]], name=f"{product.name}_every_row")

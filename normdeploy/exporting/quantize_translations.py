@@ -1,4 +1,5 @@
-"""Translate PT2E's operators that quantize a whole tensor; torch's exporter drops their bounds or can't write them.
+"""Translate PT2E's operators that quantize a whole tensor; torch's exporter drops the bounds of these operators or
+can't write the operators at all.
 
 onnxscript 0.7.2 treats the scale of the ``.tensor`` overloads as a Python number, and ignores ``quant_min`` and
 ``quant_max``: QuantizeLinear clamps to the whole range of the type.
@@ -38,7 +39,7 @@ def quantize(input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max:
 def dequantize(
     input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: int, out_dtype: int | None = None
 ) -> Any:
-    """Convert codes to numbers; the operator ignores its bounds.
+    """Convert codes to numbers. The operator ignores ``quant_min`` and ``quant_max``.
 
     Returns:
         float32 numbers, or ``out_dtype`` if given.
@@ -55,14 +56,15 @@ def _cast_to_code(value: Any, dtype: int) -> Any:
 
 
 def _as_scalar(value: Any, dtype: type[np.generic]) -> Any:
-    """Make ``value`` a tensor of rank 0, because QuantizeLinear reads a scale of shape [1] as one per channel."""
+    """Make ``value`` a tensor of rank 0, because QuantizeLinear reads a scale of shape [1] as a scale per channel."""
     if isinstance(value, int | float):
         return op.Constant(value=ir.tensor(np.array(value, dtype)))
     return op.Reshape(value, op.Constant(value=ir.tensor(np.zeros(0, np.int64))))
 
 
 def quantize_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Build the translation table; a model that contains these operators has registered them.
+    """Build the translation table. The operators must be registered in torch, as they are once a model that contains
+    them is loaded.
 
     Returns:
         operator -> function.

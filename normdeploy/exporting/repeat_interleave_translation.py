@@ -14,11 +14,11 @@ from ..loading.recurrent_ops import int64_constant
 def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:
     """Repeat each slice along ``dim`` ``repeats`` times.
 
-    A new axis of size 1 behind ``dim`` is expanded and merged into it. onnxscript 0.7.2 expands the axis before the new
-    one if ``repeats`` is a size of an input.
+    A new axis of size 1 after ``dim`` is expanded and merged into ``dim``. onnxscript 0.7.2 expands the wrong axis, the
+    one before the new axis, if ``repeats`` is a size of an input.
 
     Returns:
-        the repeated tensor; flattened first if ``dim`` is None.
+        the repeated tensor. If ``dim`` is None, the input is flattened first.
     """
     if dim is None:
         self = op.Reshape(self, int64_constant([-1]))
@@ -42,7 +42,7 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
     )
 
 
-# format of torch.onnx.export's custom_translation_table
+# In the format of torch.onnx.export's custom_translation_table.
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.repeat_interleave.self_int: repeat_interleave
 }

@@ -1,9 +1,10 @@
-"""Refuse operators for which torch's exporter (2.13, onnxscript 0.7.2) writes another function in ONNX.
+"""Refuse operators for which torch's exporter (2.13, onnxscript 0.7.2) writes ONNX nodes that compute another function.
 
-- scatter_reduce with "mean": written with the reduction "none".
+- scatter_reduce with "mean": the ONNX node has the reduction "none".
 - avg_pool2d, avg_pool3d with ``divisor_override``: the divisor is dropped.
-- adaptive pools along a dynamic size, which include "area" resizes: written for the sizes of the example.
-- nearest-exact resizes of a dynamic size: rounded to other source pixels.
+- adaptive pools along a dynamic size, including "area" resizes: the ONNX nodes are only correct for the sizes of the
+  example inputs.
+- nearest-exact resizes of a dynamic size: the ONNX node reads other source pixels.
 - cross_entropy with ``label_smoothing``: the smoothing is dropped.
 - LSTM with ``proj_size``: the projection is dropped.
 """
@@ -21,14 +22,15 @@ from ..loading.recurrent_ops import PROJECTION
 
 
 def require_translatable(program: torch.export.ExportedProgram, *, own: Container[Any] = ()) -> None:
-    """Check that torch's exporter writes a program as the same function.
+    """Check that torch's exporter writes no operator of a program as another function.
 
     Args:
         program: the model as torch.export traced it.
-        own: operators that a translation table writes, which are not checked.
+        own: operators that a translation table translates. They are not checked.
 
     Raises:
-        ExportError: it would not; the message lists each such operator with its module and an alternative.
+        ExportError: the exporter would write another function. The message lists each such operator with its module and
+            an alternative.
     """
     found = [
         f"{fault} (operator {node.target}{_module_clause(node)})"
@@ -52,7 +54,7 @@ def _find_mistranslated(program: torch.export.ExportedProgram) -> Iterator[tuple
 
 
 def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
-    """Describe the exporter's fault in ``node``, "" if it is correct."""
+    """Describe how the exporter mistranslates ``node``; "" if its translation is correct."""
     name = target._schema.name.removeprefix("aten::")
     arguments = _bound_arguments(node, target)
     if name == "scatter_reduce" and arguments.get("reduce") == "mean":
@@ -71,7 +73,7 @@ def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
 
 
 def _has_projection(arguments: dict[str, Any]) -> bool:
-    """Return True if each layer and direction has a weight besides the two products and their biases."""
+    """Return True if each layer and direction has more weights than the two products and their biases need."""
     weights = arguments.get("params")
     if not isinstance(weights, list | tuple):
         return False

@@ -1,1 +1,1 @@
-"""Plain data of findings, certificates and summaries, and their tables."""
+"""Define the records of findings, certificates and summaries, and print them as tables."""

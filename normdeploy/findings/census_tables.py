@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .records import Explanation, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
 
 _FORMS = {"now": "now", "optimized": "then"}
-# Most ops or layer types that are listed one by one.
+# Maximum number of ops or layer types that are listed one by one
 _SHOWN = 6
 
 
@@ -33,8 +33,9 @@ def show_census(console: Console, summary: Summary) -> None:
 
 
 def show_explanations(console: Console, explanations: Sequence[Explanation]) -> None:
-    """Print each explained norm with the path through its nodes. Norms that differ only in the numbers of their names
-    are printed once.
+    """Print each explained norm with the path through its nodes.
+
+    Norms whose names differ only in numbers are printed once.
     """
     for alone in (e for e in explanations if e.finding is None):
         console.print(Text(alone.name, style="bold"))
@@ -100,7 +101,7 @@ def _iter_group_rows(group: FindingGroup, runtimes: bool = True) -> Iterable[tup
 
 
 def _describe_computation(group: FindingGroup) -> str:
-    """Describe the norm's formula, as far as it is known."""
+    """Describe the norm's formula, as far as recognition knows it."""
     first = group.first_finding
     parts = []
     if first.axes:
@@ -166,7 +167,7 @@ def _format_axes(axes: Sequence[int]) -> str:
 
 
 def _describe_half_constants(half: HalfConstants, finding: Finding, several: bool) -> str:
-    """Describe constants of the norm that a 16-bit type can't represent; "" if there are none."""
+    """Describe constants of the norm that a 16-bit type can't represent; "" if it can represent all."""
     words = []
     if finding.epsilon_as_written is None:
         epsilon = finding.epsilon
@@ -192,7 +193,7 @@ def _support_text(support: RuntimeSupport) -> Text:
 
 
 def _count_layers(parts: Sequence[str]) -> str:
-    """List a few parts as they are; of many, list the first and give the total."""
+    """List the parts. If there are many, list the first parts and the total number."""
     runs: list[tuple[str, int]] = []
     for part in parts:
         if runs and runs[-1][0] == part:

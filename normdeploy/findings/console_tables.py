@@ -1,4 +1,4 @@
-"""Tables of the terminal, in which no name is broken in mid-word."""
+"""Build tables for the terminal that do not break words if possible."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.text import Text
 
 from ..errors import escape_line
 
-# Narrowest column that a long name is elided to.
+# Minimum width of a column in which a long name is elided, in characters
 _LEAST = 6
-# Lines that are better than an elided name.
+# An elided part of a word counts as this number of additional lines when column widths are compared.
 _ELISION = 5
-# Number of rows by which widths are chosen.
+# Number of rows that are measured to choose the column widths
 _MEASURED = 60
-# Parts of a word between which a line may break.
+# Parts of a word between which a line may break
 _PARTS = re.compile(r".{8,}?(?:\(|[./](?=[A-Za-z_{]))(?=.)|.+")
 
 
@@ -30,7 +30,7 @@ class Column:
     """Column of a table.
 
     Attributes:
-        whole: cells are never broken or elided, as numbers must not be.
+        whole: True if cells are never broken or elided. Set for columns of numbers.
     """
 
     title: str
@@ -83,14 +83,18 @@ class WordTable:
         return Measurement(options.max_width, options.max_width)
 
     def _share_width(self, available: int) -> list[int]:
-        """Share ``available`` cells among the columns: first their longest words, then whatever saves most lines."""
+        """Distribute ``available`` characters among the columns.
+
+        Each column first gets the width of its longest word. The remaining width goes to the columns in which it saves
+        the most lines.
+        """
         rows = [cells for cells, _ in self.rows]
         if self.titled:
             rows.insert(0, tuple(Text(c.title) for c in self.columns))
         columns = [_MeasuredColumn([cells[i].plain for cells in rows], c.whole) for i, c in enumerate(self.columns)]
         widths = [c.least for c in columns]
         if sum(widths) > available:
-            # Elide the longest words, so that the other columns get more than a word's width.
+            # The longest words do not fit: give each column at most an equal share, and elide longer words.
             widths = [c.least if c.whole else min(c.least, max(_LEAST, available // len(columns))) for c in columns]
         while sum(widths) > available:
             width, widest = max((w, i) for i, w in enumerate(widths) if not columns[i].whole or max(widths) <= _LEAST)
@@ -113,7 +117,7 @@ class WordTable:
 
 
 class _MeasuredColumn:
-    """Lines that the cells of a column take at any width."""
+    """Column whose cells' line counts can be computed for any width."""
 
     def __init__(self, texts: Sequence[str], whole: bool) -> None:
         self.texts = texts[:_MEASURED]
@@ -124,13 +128,13 @@ class _MeasuredColumn:
         self._lines: dict[int, tuple[int, ...]] = {}
 
     def count_lines(self, width: int) -> tuple[int, ...]:
-        """Count the lines of each cell at ``width``."""
+        """Count the lines that each cell needs at ``width``."""
         if width not in self._lines:
             self._lines[width] = tuple(_count_lines(t, width) for t in self.texts)
         return self._lines[width]
 
     def useful_growths(self, width: int, spare: int) -> Iterable[int]:
-        """Yield by how much the column may grow so that fewer lines are needed."""
+        """Yield the growths of the column, up to ``spare``, that reduce its number of lines."""
         before = self.count_lines(width)
         for more in range(1, min(spare, self.most - width) + 1):
             if (lines := self.count_lines(width + more)) != before:
@@ -139,12 +143,12 @@ class _MeasuredColumn:
 
 
 def _table_cost(lines: Sequence[Sequence[int]]) -> float:
-    """Return the height of a table; of equal ones the one with fewer broken cells is cheaper."""
+    """Return the cost of a table's layout: its height, then the number of lines in all cells."""
     return sum(map(max, zip(*lines, strict=True))) + 0.1 * sum(map(sum, lines))
 
 
 def _count_lines(text: str, width: int) -> int:
-    """Count the lines of a cell; each elided part counts as several more."""
+    """Count the lines of a cell. Each elided part counts as `_ELISION` additional lines."""
     count = 0
     for line in text.split("\n"):
         count += 1
@@ -167,7 +171,7 @@ def _count_lines(text: str, width: int) -> int:
 
 
 def _iter_parts(text: str) -> Iterable[str]:
-    """Yield the pieces of ``text`` that no line break may split: words, and the parts of calls and paths."""
+    """Yield the pieces of ``text`` that a line break must not split: words, and parts of calls and paths."""
     for word in text.split():
         yield from _PARTS.findall(word)
 
@@ -211,12 +215,12 @@ def _elide_middle(word: Text, width: int) -> Text:
 
 
 def make_table(*columns: str | Column, padding: tuple[int, int] = (1, 1)) -> WordTable:
-    """Return a table without rows."""
+    """Return an empty table."""
     return WordTable([Column(c) if isinstance(c, str) else c for c in columns], box.SIMPLE_HEAD, padding)
 
 
 def make_grid(*columns: Column) -> WordTable:
-    """Return a table without rows, titles and lines."""
+    """Return an empty table without a header and lines."""
     return WordTable(columns, padding=(0, 2), titled=False)
 
 

@@ -1,4 +1,4 @@
-"""Group findings that would print the same line, such as the norms of all layers, and describe each group."""
+"""Group findings that differ only in numbers, such as the norms of all layers, and describe each group."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
-# ends the proof of a norm that was not run itself
+# Last words of the evidence of a norm that was not run itself, because an equal norm was run
 LIKE = " of its like"
-# Most numbers that a name lists one by one.
+# Maximum number of numbers that a name lists one by one
 _LISTED = 6
 
 
@@ -35,12 +35,12 @@ class FindingGroup:
 
     @property
     def first_finding(self) -> Finding:
-        """Return the first member; the others differ only in numbers."""
+        """Return the first member; the other members differ only in numbers."""
         return self.findings[0]
 
 
 def group_findings(findings: Iterable[Finding]) -> list[FindingGroup]:
-    """Group findings that would print the same line.
+    """Group findings whose lines in a table would differ only in numbers.
 
     Returns:
         groups in the order of their first members.
@@ -71,7 +71,7 @@ def finding_name(finding: Finding) -> str:
     """Name a finding.
 
     Returns:
-        module path, or the tensor in parentheses if the path is unknown.
+        the module path, or the tensor in parentheses if the path is unknown.
     """
     return finding.module or f"({finding.tensor})"
 
@@ -91,7 +91,7 @@ def describe_outcome(group: FindingGroup) -> str:
 
 
 def result_text(group: FindingGroup) -> Text:
-    """Describe in words what became of a group's norms.
+    """Describe the result for a group's norms.
 
     Returns:
         the status, the outcome and the reason, for example "fused into LayerNormalization(axis=-1)".
@@ -111,7 +111,7 @@ def result_text(group: FindingGroup) -> Text:
 
 
 def without_numbers(text: str) -> str:
-    """Replace numbers inside quoted names by *, so that 'layers.3.conv' and 'layers.4.conv' become equal.
+    """Replace numbers in quoted names by *, so that 'layers.3.conv' and 'layers.4.conv' become equal.
 
     Returns:
         the new text.
@@ -120,7 +120,10 @@ def without_numbers(text: str) -> str:
 
 
 def _merge_paths(findings: list[Finding]) -> list[FindingGroup]:
-    """Merge findings whose paths have the same words, number by number, the last number first."""
+    """Merge findings whose paths differ only in numbers.
+
+    Paths that differ in one number are merged, beginning with the last number.
+    """
     words = re.split(r"\d+", finding_name(findings[0]))
     rows: list[tuple[tuple[frozenset[int], ...], list[Finding]]] = [
         (tuple(frozenset({int(n)}) for n in re.findall(r"\d+", finding_name(f))), [f]) for f in findings
@@ -180,10 +183,10 @@ def location_text(group: FindingGroup) -> Text:
 
 
 def kind_text(group: FindingGroup, *, brief: bool = False) -> Text:
-    """Describe the kind of a group's norms and the nodes that spell one.
+    """Describe the kind of a group's norms, and the nodes of one norm.
 
     Args:
-        brief: count several nodes instead of listing them, and omit the standard node of the kind.
+        brief: True to count nodes instead of listing them, and to omit a single standard node of the same kind.
 
     Returns:
         for example "LayerNorm in 9 nodes", "BatchNorm" or "LayerNorm SkipLayerNormalization (com.microsoft)".
@@ -216,7 +219,7 @@ def _describe_identity(worst: Certificate, cases: int, exact: bool, bits: int) -
 
 
 def summarize_proof(group: FindingGroup) -> list[str]:
-    """Describe in plain words how a group's rewrites were proved; points and probabilities are in the reports.
+    """Describe briefly how a group's rewrites were proved. The reports contain points and probabilities.
 
     Returns:
         for example ["exact", "checked in onnxruntime"].
@@ -245,7 +248,7 @@ def describe_proof(group: FindingGroup) -> list[str]:
     """Describe the evidence of a group, with the worst errors of its certificates.
 
     Returns:
-        one text for each kind of evidence.
+        one text per kind of evidence.
     """
     proofs = [f.certificate for f in group.findings if f.certificate is not None]
     if not proofs:

@@ -1,4 +1,4 @@
-"""Print the norms of a graph: the result of each, the reasons of those skipped, and the totals."""
+"""Print the norms of a graph: the result of each norm, the reasons of skipped norms, and the totals."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .records import Finding, Summary
 
 SKIPPED = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
-# Ops that are named where a file has more nodes than before.
+# Maximum number of op types that are named if a file has more nodes than before
 _NAMED = 3
-# Why a file has more of these.
+# Op type -> reason why a file has more nodes of this type than before
 _WHY_MORE = {
     "Cast": " (between half precision and float32)",
     "QuantizeLinear": " (quantization)",
@@ -42,7 +42,7 @@ _OTHERS = {
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """Print every norm with its proposed rewrite, or the explained norms only."""
+    """Print every norm with its proposed rewrite. With ``--explain``, print only the explained norms."""
     if summary.explanations:
         show_explanations(console, summary.explanations)
         return
@@ -54,7 +54,7 @@ def show_summary(console: Console, summary: Summary) -> None:
 
 
 def show_norms(console: Console, summary: Summary) -> None:
-    """Print the rewritten norms, those skipped with the reasons, and the totals."""
+    """Print the rewritten norms, the skipped norms with reasons, and the totals."""
     _show_norm_table(console, [f for f in summary.findings if f.status not in SKIPPED])
     _show_norm_table(console, [f for f in summary.findings if f.status in SKIPPED])
     console.print(Text(describe_totals(summary)))
@@ -90,7 +90,7 @@ def _count_norms(summary: Summary) -> str:
 
 
 def _count_nodes(summary: Summary) -> str:
-    """Describe the change of all nodes; if there are more, name the ops that were added and why."""
+    """Describe the change of the number of nodes. If it grew, name the added ops and the reason."""
     text = f"all nodes {summary.nodes_before} → {summary.nodes_after}"
     if summary.nodes_after <= summary.nodes_before:
         return text

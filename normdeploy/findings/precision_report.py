@@ -1,4 +1,4 @@
-"""Report the parts of a half-precision model that stay float32."""
+"""Define the report on a half-precision model: its float32 regions and totals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .rendering import ShortRepr
 
 @dataclass(frozen=True, repr=False)
 class Float32Region(ShortRepr):
-    """One reason to keep a node, and what is kept with it, in float32.
+    """Nodes that stay float32 for one reason.
 
     Attributes:
         kind: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
             half form", "control flow" or "as written".
-        tensor: tensor that the reason is about.
-        value: largest magnitude seen of it; None if it was not measured.
-        nodes: outputs of the nodes kept.
+        tensor: tensor to which the reason applies.
+        value: largest magnitude of the tensor that calibration saw; None if it was not measured.
+        nodes: outputs of the nodes that stay float32.
     """
 
     kind: str
@@ -39,14 +39,14 @@ class PrecisionReport(ShortRepr):
     Attributes:
         to: "fp16" or "bf16".
         islands: float32 regions, in the graph's order.
-        nodes: number of floating nodes of the main graph.
-        kept: number of these that stay float32.
-        casts: number of casts inserted.
-        bytes: of the weights, before and after.
+        nodes: number of floating-point nodes of the main graph.
+        kept: number of these nodes that stay float32.
+        casts: number of inserted Casts.
+        bytes: size of the weights before and after the conversion.
         calibrated: source of the calibration inputs: "given", "generated" or "".
         samples: number of inputs that calibration ran on.
-        inputs: name -> type in the file.
-        outputs: name -> type in the file.
+        inputs: type of each input in the file, by name.
+        outputs: type of each output in the file, by name.
     """
 
     to: str

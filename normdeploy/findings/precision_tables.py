@@ -1,4 +1,4 @@
-"""Print the parts of a half-precision file that stay float32."""
+"""Print the float32 regions of a half-precision file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .records import Finding
 
 
 def show_precision(console: Console, account: PrecisionReport) -> None:
-    """Print one line for each reason, with equal layers on one line, then the totals."""
+    """Print one line per reason, with all layers that share it, then the totals."""
     values = {island.tensor: island.value for island in account.islands if island.kind == "range"}
     if account.islands:
         table = make_table("module", "kept in float32", "because", "nodes")
@@ -51,7 +51,7 @@ def show_precision(console: Console, account: PrecisionReport) -> None:
 
 
 def _describe_largest_value(group: FindingGroup, values: dict[str, float | None]) -> str:
-    """Describe the largest magnitude that calibration saw; "" if the reason is not a range."""
+    """Describe the largest magnitude that calibration saw; "" if the reason is not a value out of range."""
     seen = [v for v in (values.get(f.tensor) for f in group.findings) if v is not None]
     if seen and group.first_finding.spelling == "range":
         return f"reached {max(seen):.3g}, "

@@ -1,4 +1,4 @@
-"""Report of a quantization: the outcome of each linear layer."""
+"""Define the report on a quantization: the result of each linear layer, the metrics and the migrations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .rendering import ShortRepr
 
 @dataclass(frozen=True, repr=False)
 class Migration(ShortRepr):
-    """Factor or shift that moved from a norm into the linear layers after it, before any rounding.
+    """Factor or shift that was moved into linear layers before quantization, or the refusal of such a move.
 
     Attributes:
         kind: "gamma and beta", "smooth" or "shift"; for a residual stream "center" (every writer of the stream
             subtracts the mean) or "rotate".
-        norm: tensor with the norm's result; for a stream its first tensor.
-        linears: results of the linear layers; for a stream of all that write and read it.
+        norm: tensor with the norm's result; for a stream, the first tensor of the stream.
+        linears: results of the linear layers. For a stream, these are all layers that write or read it.
         status: "made" or "refused".
-        reason: why it was refused.
-        alpha: of SmoothQuant, from 0 (everything in the activations) to 1 (everything in the weights).
+        reason: why the move was refused.
+        alpha: SmoothQuant's α, from 0 (the activations keep their whole range) to 1 (the weights take all of it).
     """
 
     kind: str
@@ -67,9 +67,9 @@ class MetricReport:
     """One metric of one output, on samples that were not used for calibration.
 
     Attributes:
-        value: of the quantized file.
-        float32: of the file before.
-        samples: number of rows that a share refers to; 0 for other metrics.
+        value: value of the metric for the quantized file.
+        float32: value of the metric for the file before quantization.
+        samples: number of rows, if the metric is a share of rows; 0 for other metrics.
     """
 
     output: str
@@ -83,12 +83,12 @@ class MetricReport:
 
 @dataclass(frozen=True)
 class OutputDrift:
-    """Distance of an output from the model's, over all samples that were not used for calibration.
+    """Difference of an output from the model's output, over all samples that were not used for calibration.
 
     Attributes:
         error: ‖value − reference‖ / ‖reference‖ of the quantized file.
-        cosine: of the angle between the two.
-        float32: error of the file before.
+        cosine: cosine of the angle between value and reference.
+        float32: the same error for the file before quantization.
     """
 
     output: str
@@ -99,12 +99,12 @@ class OutputDrift:
 
 @dataclass(frozen=True)
 class LayerExclusion:
-    """Layers left in float to reach the metric.
+    """Layers that one step of the exclusion left in float to reach the metrics.
 
     Attributes:
-        metric: name of the worst metric.
-        before: its value before the exclusion.
-        after: its value after the exclusion.
+        metric: name of the metric that is farthest below its threshold.
+        before: value of the metric before the step.
+        after: value of the metric after the step.
     """
 
     tensors: tuple[str, ...]
@@ -115,8 +115,17 @@ class LayerExclusion:
 
 @dataclass(frozen=True, repr=False)
 class QuantizationReport(ShortRepr):
-    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
-    "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
+    """Result of a quantization.
+
+    Attributes:
+        to: "int8", "fp8" or "int4".
+        runtime: runtime for which the file was written.
+        calibration: "minmax", "entropy", "percentile", "dynamic" or "none".
+        calibrated: number of calibration samples.
+        judging: number of judging samples, on which the metrics were measured.
+        bytes: size of the weights before and after the quantization.
+        moved: difference of each output from the model's output.
+    """
 
     to: str
     runtime: str

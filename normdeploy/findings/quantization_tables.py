@@ -1,4 +1,4 @@
-"""Print the result of a quantization for each linear layer, and the quantized layers of a file."""
+"""Print the report on a quantization, and the quantized layers of a file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def quantization_summary(account: QuantizationReport) -> RenderableType:
     """Build the tables of a quantization.
 
     Returns:
-        a table of the layers, the metrics compared with float32, the effect of each excluded layer, and the totals with
-        the refused migrations.
+        the layers, the metrics compared with float32, the effect of each exclusion, and the totals with the refused
+        migrations.
     """
     parts: list[RenderableType]
     if account.layers:
@@ -36,14 +36,17 @@ def quantization_summary(account: QuantizationReport) -> RenderableType:
 
 
 def show_quantization(console: Console, account: QuantizationReport) -> None:
-    """Print `quantization_summary` and the notes."""
+    """Print the tables of `quantization_summary`, and the notes."""
     console.print(quantization_summary(account))
     for note in account.notes:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
 def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
-    """Build a table with one line for layers that differ only in names and numbers; reports list each layer."""
+    """Build a table of the layers.
+
+    Layers that differ only in names and numbers share a line; the JSON report lists each.
+    """
     told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
@@ -65,7 +68,7 @@ def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
 
 
 def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]]:
-    """Group layers that differ only in names and numbers, in the order of the first."""
+    """Group layers that differ only in names and numbers, in the order of each group's first layer."""
     lots: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in layers:
         weight = layer.weight.split(" for each")[0]
@@ -120,7 +123,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
         if migration.status == "made":
             made.setdefault(migration.kind, set()).add(migration.norm)
         else:
-            # Group refusals that differ only in the names of nodes into one line.
+            # Print refusals that differ only in the names of nodes on one line.
             refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
     for (kind, _), alike in refused.items():
         if len(alike) > 1:
@@ -134,7 +137,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
-    """Print the quantized layers of a file: one row for each linear layer or convolution, then the totals."""
+    """Print the linear layers and convolutions of a quantized file, one per row, then the totals."""
     told = make_table("layer", "status", "weight", "input", "input's range")
     for layer in layers:
         told.add_row(

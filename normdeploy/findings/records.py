@@ -1,6 +1,6 @@
-"""Records of the outcome of each norm, from the passes to the report.
+"""Define the records of the results for each norm.
 
-``Finding`` is one line of the report; ``Certificate`` is the proof of a rewrite.
+A ``Finding`` is the result for one norm, and one line of the report. A ``Certificate`` records the proof of a rewrite.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
-# The word that every verb shows for a status.
+# Word that all verbs print for a status
 STATUS_WORDS: dict[Status, str] = {
     "fused": "fused",
     "folded": "folded",
@@ -28,26 +28,27 @@ Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 @dataclass(frozen=True, repr=False)
 class Certificate(ShortRepr):
-    """Evidence for one rewrite (docs/certificates.md).
+    """Evidence for one rewrite (docs/explanation/certificates.md).
 
-    ``identity`` decides. Method "exact": the subgraph before and the nodes after compute the same function for every
-    input and size. This is shown at ``cases`` points of a finite field, and is wrong with a probability of at most
-    2^-``bits``. Method "float64": both were evaluated in float64 by the ops' specifications, and agree within ``bound``
-    (relative) on every input of a test set.
+    ``identity`` decides whether the rewrite is made: True if the nodes before and after it compute the same function.
+    Method "exact" shows this for every input and size, at ``cases`` points of a finite field. The probability that such
+    a proof is wrong is at most 2^-``bits``. Method "float64" evaluates both in float64 by the ops' specifications.
+    Their results agree within the relative error ``bound`` on every input of a test set.
 
-    ``rounding_*`` inform: errors of onnxruntime against float64, before and after, in the model's own type. They decide
-    only if they are gross (`rewriting.rounding_verdicts`).
+    ``rounding_before`` and ``rounding_after`` are the errors of onnxruntime against float64, in the model's type. They
+    are information only, unless the error is much larger than allowed (`normdeploy.rewriting.rounding_verdicts`).
 
     Attributes:
-        error: worst relative difference in float64.
-        cases: number of inputs or points evaluated.
-        worst: name of the worst input of the test set.
-        rounding_before: largest absolute error of the original nodes in onnxruntime; None if it was not run.
+        error: largest relative difference in float64.
+        cases: number of inputs or points that were evaluated.
+        worst: name of the test input with the largest difference.
+        rounding_before: largest absolute error of the original nodes in onnxruntime; None if they were not run.
         note: why the proof failed, or why onnxruntime could not run the nodes.
-        degree: of the identity, in elements of tensors. It was shown at one more point of each axis, and so holds for
-            every size.
-        gains: an infinite input gives NaN instead of a number; a NaN or Inf is never hidden.
-        why: kind of a failure, a name of `normdeploy.proof.proof_errors.ProofFailure`.
+        degree: degree of the identity in the elements of tensors. Because enough points of each axis were tested for
+            this degree, the identity holds for every size.
+        gains: True if an infinite input gives NaN after the rewrite and a number before it. The reverse, a hidden NaN
+            or Inf, is never allowed.
+        why: kind of failure: the name of a `normdeploy.proof.proof_errors.ProofFailure`.
         culprit: tensor that shows the failure.
     """
 
@@ -84,7 +85,7 @@ class Certificate(ShortRepr):
         """Check if the new form is accurate enough in onnxruntime.
 
         Returns:
-            true or false; None if it was not run.
+            True or False; None if the new form was not run.
         """
         if self.rounding_after is None or self.rounding_bound is None:
             return None
@@ -95,11 +96,12 @@ class Certificate(ShortRepr):
 
 
 def combine_certificates(first: Certificate | None, then: Certificate | None) -> Certificate | None:
-    """Combine the certificates of two consecutive steps: the errors add up, and the rounding is that of the later step
-    that was run.
+    """Combine the certificates of two consecutive steps.
+
+    The errors add up. The rounding errors are taken from the last step that was run.
 
     Returns:
-        the combined certificate; one alone if the other is None.
+        the combined certificate. If one certificate is None, the other one.
     """
     if first is None or then is None:
         return first or then
@@ -131,14 +133,14 @@ def combine_certificates(first: Certificate | None, then: Certificate | None) ->
 
 @dataclass(frozen=True)
 class FittingAttempt:
-    """Reading of a norm that was tried and given up.
+    """Attempt to read the nodes between two tensors as a norm, with the reason why it failed.
 
     Attributes:
-        start: tensor at which the reading begins.
-        end: tensor at which it ends.
-        stage: "ends": not a function of one input. "values": values that no norm has. "form": a norm that no node can
-            express.
-        tensor: the culprit.
+        start: tensor that was tried as the norm's input.
+        end: tensor that was tried as the norm's output.
+        stage: "ends": the nodes are not a function of one input. "values": their values are not the values of a norm.
+            "form": no node can express the norm.
+        tensor: tensor that shows the failure.
     """
 
     start: str
@@ -153,10 +155,11 @@ class NormParameter:
     """Gamma or beta of a norm, or scale or shift of an eval BatchNorm.
 
     Attributes:
-        data: computed from an input of the model; else fixed by the file.
-        axes: axes of the norm's input along which it varies; empty for one number.
-        name: initializer or tensor with exactly these values.
-        one_plus: the value is 1 + w (Gemma, DiT), and the file or the input holds w.
+        data: True if the parameter is computed from an input of the model; False if it is a constant of the file.
+        axes: axes of the norm's input along which the parameter varies; empty for a single number.
+        name: initializer or tensor that contains exactly these values.
+        one_plus: True if the parameter is computed as 1 + w (Gemma, DiT), where w is stored in the file or computed
+            from an input.
     """
 
     data: bool
@@ -170,9 +173,10 @@ class HalfConstants:
     """Values of a norm's constants after a conversion to a 16-bit type.
 
     Attributes:
-        epsilon: as it would be stored; None if the norm's epsilon is unknown.
-        vanishes: fate of a nonzero epsilon; GPUs may flush a subnormal one to zero.
-        overflow: constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon".
+        epsilon: epsilon as the 16-bit type would store it; None if the norm's epsilon is unknown.
+        vanishes: "zero" or "subnormal" if the type stores a nonzero epsilon as such a number; "" otherwise. GPUs may
+            flush a subnormal number to zero.
+        overflow: constants that become Inf: names of tensors, or of attributes such as "LayerNormalization.epsilon".
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -186,12 +190,12 @@ class RuntimeSupport:
     """Support of one runtime for a norm.
 
     Attributes:
-        runtime: "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1".
+        runtime: name and version, such as "onnxruntime 1.31.1 CPU" or "TensorRT-RTX 1.7.1".
         form: "now" for the norm as in the file, "optimized" for the form that ``optimize`` writes.
-        nodes: ops of that form.
-        verdict: ``kernel`` (a kernel for each node), ``function`` (no kernel of the op itself: its body of primitives
-            runs), ``layers`` (TensorRT's parser turns it into layers), ``missing`` (refused, see ``reason``),
-            ``unknown`` (the runtime could not be asked, see ``reason``).
+        nodes: op types of the form.
+        verdict: ``kernel``: the runtime has a kernel for each node. ``function``: it has no kernel for the op, and runs
+            the op's function body. ``layers``: TensorRT's parser converts the nodes to layers. ``missing``: the runtime
+            refuses them, see ``reason``. ``unknown``: the runtime could not be queried, see ``reason``.
         parts: ops that onnxruntime runs after its own optimizations, or types of TensorRT's layers that process data.
     """
 
@@ -205,34 +209,40 @@ class RuntimeSupport:
 
 @dataclass(frozen=True, repr=False)
 class Finding(ShortRepr):
-    """One normalization of the model and what became of it.
+    """One norm of the model, and the result for it.
 
     Attributes:
         kind: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
-        status: ``fused``: now one standard node. ``folded``: into a neighbor, or to one scale and shift. ``kept``:
-            already the best form. ``refused``: unchanged, see ``reason``. ``undone``: its certificate failed, or it was
-            reverted; unchanged.
-        tensor: the norm's result; the culprit if refused.
+        status: ``fused``: the norm is one node now. ``folded``: it was merged into a neighbor, or reduced to a scale
+            and shift. ``kept``: it already has the best form. ``refused``: it is unchanged, see ``reason``. ``undone``:
+            it is unchanged, because its proof failed or its rewrite was reverted.
+        tensor: the norm's result. For a refused norm, the tensor that shows the reason.
         module: qualified module path; "" if the file does not record it.
-        place: outside the main graph: "then_branch of If 'gate'", "function custom.Block".
-        spelling: ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add".
-        remains: ops left of a folded norm: "BatchNormalization", "Mul Add" or "Add".
-        became: "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'".
+        place: body or function that contains the norm, such as "then_branch of If 'gate'" or "function custom.Block";
+            "" for the main graph.
+        spelling: ops of the norm in the original file, in the graph's order, such as "ReduceMean Sub Mul ReduceMean Add
+            Sqrt Div Mul Add".
+        remains: ops that remain of a folded norm: "BatchNormalization", "Mul Add" or "Add"; "" for none.
+        became: form after the rewrite, such as "LayerNormalization(axis=-1, epsilon=1e-12)" or "folded into Conv
+            'conv1'".
         reason: why the norm was kept, refused or undone.
-        notes: "output depends on the batch", "onnxruntime's kernel is inaccurate here: ...".
+        notes: notes such as "output depends on the batch" or "onnxruntime's kernel is inaccurate here: ...".
         proved: kinds of evidence: "identity", "onnxruntime run", "TensorRT-RTX built", ...
-        attempts: for kept and refused norms the readings tried, the outermost first.
+        attempts: for kept and refused norms, the attempts that failed, outermost first.
         input: tensor that is normalized.
-        shape: of the input, as the file states it.
-        ddof: 0: the variance is a mean (biased). 1: divided by n - 1. None: unknown, or no variance (RMSNorm).
-        epsilon_as_written: added to a variance of that ddof; ``epsilon`` is that of the equal biased norm.
-        outside: epsilon is added to the root, not under it.
-        gamma: as written for that ddof; None if there is none, or if it is unknown because the norm was refused.
-        beta: the same.
-        statistics: type of the reductions, "float16 and float32" if there are several; "constant" for BatchNorm.
-        half: effect of a conversion to each 16-bit type on the norm's constants.
-        tensors: outputs of the nodes found, shape arithmetic included.
-        written: outputs of the nodes that replaced them.
+        shape: shape of the input, as the file states it.
+        ddof: 0 if the variance is divided by n (biased), 1 if it is divided by n - 1. None if it is unknown, or for an
+            RMSNorm, which has no variance.
+        epsilon_as_written: epsilon that is added to the variance with this ddof. ``epsilon`` is the epsilon of the
+            equal norm with ddof 0.
+        outside: True if epsilon is added to the root instead of the radicand.
+        gamma: gamma for this ddof. None if the norm has no gamma, or if it is unknown because the norm was refused.
+        beta: beta for this ddof. None in the same cases as ``gamma``.
+        statistics: type of the reductions, such as "float32", or "float16 and float32" for several types; "constant"
+            for BatchNorm.
+        half: the norm's constants after a conversion to each 16-bit type.
+        tensors: outputs of the original nodes, including shape arithmetic.
+        written: outputs of the nodes that replaced the original nodes.
         runtimes: support of each runtime; filled by ``inspect``.
     """
 
@@ -263,9 +273,10 @@ class Finding(ShortRepr):
     half: tuple[HalfConstants, ...] = ()
     tensors: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    # number of nodes that took the place of those in ``spelling``, without shape arithmetic; None if these stay
+    # Number of nodes that replaced the nodes in ``spelling``, without shape arithmetic; None if the nodes were not
+    # replaced
     nodes_left: int | None = None
-    # filled by ``inspect``
+    # Set only by ``inspect``
     runtimes: tuple[RuntimeSupport, ...] = ()
 
     def summarize(self) -> str:
@@ -285,7 +296,7 @@ class Finding(ShortRepr):
         """Count the nodes of the norm in the file that was written.
 
         Returns:
-            ``nodes_left``, or as many as before if the nodes stay.
+            ``nodes_left``, or the number of nodes before if the nodes were not replaced.
         """
         return self.count_nodes_before() if self.nodes_left is None else self.nodes_left
 
@@ -296,8 +307,8 @@ class ExplainedNode:
 
     Attributes:
         tensor: output of the node.
-        text: "ReduceMean(x, [-1])".
-        mark: "the root", "the culprit".
+        text: node as a call, such as "ReduceMean(x, [-1])".
+        mark: role of the node, such as "the root" or "the culprit"; "" for most nodes.
     """
 
     tensor: str
@@ -307,7 +318,7 @@ class ExplainedNode:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(ShortRepr):
-    """Why something was fused or not (``--explain``)."""
+    """Explanation why a norm was fused or not (``--explain``)."""
 
     name: str
     finding: Finding | None
@@ -323,25 +334,25 @@ class Explanation(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class QuantizedLayer(ShortRepr):
-    """Linear layer or convolution of a file, and the extent of its quantization.
+    """Linear layer or convolution of a file, with the details of its quantization.
 
-    Values that do not apply, or differ from channel to channel, are "" or null.
+    Values that do not apply, or that differ between channels, are "" or None.
 
     Attributes:
-        tensor: result of the layer, which names it.
+        tensor: result of the layer; identifies the layer.
         op: Conv, ConvTranspose, Gemm, MatMul, MatMulInteger or ConvInteger.
-        input: tensor that is quantized before the layer, or that it reads.
-        status: "quantized" (weight and input), "weight" (alone), "activation" (the input alone) or "float".
-        weight: type, for example "int8".
-        granularity: of the weight's scales: "tensor", "384 channels", "blocks of 32".
-        weight_symmetric: the weight's zero points are 0.
-        activation: type, for example "uint8".
-        dynamic: the input's scale is computed at run time.
-        scale: of the input.
-        zero_point: of the input.
+        input: tensor that is quantized before the layer. If no tensor is quantized, the tensor that the layer reads.
+        status: "quantized" (weight and input), "weight" (only the weight), "activation" (only the input) or "float".
+        weight: type of the weight, for example "int8".
+        granularity: granularity of the weight's scales, such as "tensor", "384 channels" or "blocks of 32".
+        weight_symmetric: True if the weight's zero points are 0.
+        activation: type of the input, for example "uint8".
+        dynamic: True if the input's scale is computed at run time.
+        scale: scale of the input.
+        zero_point: zero point of the input.
         low: smallest input that the type can represent.
         high: largest input that the type can represent.
-        place: outside the main graph, as in `Finding`.
+        place: body or function that contains the layer, as in `Finding`.
     """
 
     tensor: str
@@ -368,12 +379,12 @@ class QuantizedLayer(ShortRepr):
 
 @dataclass(frozen=True)
 class DiagramBox:
-    """Node in a diagram, or a tensor at its edge if ``op`` is "".
+    """Node in a diagram. If ``op`` is "", an input or output tensor at the edge of the diagram.
 
     Attributes:
-        name: of the tensor at the edge.
+        name: name of the tensor at the edge.
         inputs: indices of earlier boxes.
-        own: part of the norm; else a neighbor.
+        own: True if the node is part of the norm; False if it is a neighbor.
     """
 
     op: str
@@ -384,10 +395,10 @@ class DiagramBox:
 
 @dataclass(frozen=True, repr=False)
 class NormDiagram(ShortRepr):
-    """Graph around norms that look alike, as it is and as ``optimize`` would write it.
+    """Diagram of a group of similar norms: the nodes now, and the nodes that ``optimize`` would write.
 
     Attributes:
-        after: empty if the norms stay or are folded away.
+        after: boxes after the rewrite; empty if the norms stay or are folded away.
     """
 
     kind: str
@@ -422,15 +433,15 @@ class NodeCounts:
 
 @dataclass(frozen=True, repr=False)
 class Summary(Renderable):
-    """Account of the passes for one graph.
+    """Result of the passes for one graph.
 
     Attributes:
-        seconds: stage -> seconds.
-        pictures: filled by ``inspect``.
-        layers: linear layers of a quantized file; filled by ``inspect``.
-        notes: runtimes that ``inspect`` did not ask, and why.
-        ops_before: op type -> number of nodes in the main graph.
-        ops_after: the same after the rewrites.
+        seconds: duration of each stage in seconds.
+        pictures: diagrams of the norms; set only by ``inspect``.
+        layers: linear layers of a quantized file; set only by ``inspect``.
+        notes: notes, such as the runtimes that ``inspect`` could not query, and why.
+        ops_before: number of nodes in the main graph, by op type.
+        ops_after: number of nodes after the rewrites, by op type.
     """
 
     findings: tuple[Finding, ...]
@@ -453,7 +464,7 @@ class Summary(Renderable):
 
     @property
     def norm_nodes(self) -> NodeCounts:
-        """Return how many nodes compute norms before and after."""
+        """Return the number of nodes that compute norms, before and after the rewrites."""
         return NodeCounts.of_findings(self.findings)
 
     def show(self, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Render results for people: ``print`` and a notebook show the tables of the command line."""
+"""Render results: ``print`` and notebooks show the same tables as the command line."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..errors import escape_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Columns, as on the command line for a file or a pipe.
+# Width of printed tables in characters; the command line uses the same width for a file or a pipe.
 _WIDTH = 120
-# Maximum characters of the facts in a ``repr``.
+# Maximum length of the facts in a ``repr``, in characters
 _REPR = 240
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 
 class ShortRepr:
-    """Record whose ``repr`` is one line of its main facts, as a REPL and a failed test show it.
+    """Record whose ``repr`` is one line with the main facts, so that a REPL or a failed test prints a short text.
 
     Subclasses are dataclasses with ``repr=False``.
     """
 
     def summarize(self) -> str:
-        """Describe the record in one line; a verdict comes first."""
+        """Describe the record in one line. If it has a verdict, the line begins with it."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -69,10 +69,10 @@ def make_printable(value: Any) -> Any:
     """Make all texts of ``value`` safe for a terminal.
 
     Returns:
-        value of the same structure; the same object if nothing changed.
+        a value of the same structure; ``value`` itself if nothing changed.
     """
     if isinstance(value, Enum):
-        # An enum's text is ours, and its safe text would not be equal to the member.
+        # Texts of an enum are safe, and a converted text would not be equal to the enum member.
         return value
     if isinstance(value, str):
         return escape_line(value)

@@ -1,9 +1,9 @@
 """Tell Ray's autoscaler which resources steps wait for.
 
-Ray starts nodes for tasks that no node has room for. But a step is only submitted to existing nodes, so Ray does not
-see a step that no node can run. A placeholder task represents it: it does nothing and needs the resource that a node
-would state: ``cc89``, ``builder``, or a CPU. Such tasks always end with the driver, unlike
-``ray.autoscaler.sdk.request_resources``, which stays in force until somebody revokes it.
+Ray starts new nodes for tasks that existing nodes can't run. But the driver submits a step only to existing nodes, so
+Ray does not see a step that no node can run. A placeholder task represents such a step. It does nothing and requires
+the resource that a suitable node states: ``cc89``, ``builder``, or a CPU. Placeholder tasks end when the driver ends.
+In contrast, a request by ``ray.autoscaler.sdk.request_resources`` would stay in force until somebody revokes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CPU = "CPU"
 
 
 def gpu_resource(needs: StepNeeds) -> str:
-    """Return the resource that a node with such GPUs states.
+    """Return the resource that a node with GPUs of the required compute capability states.
 
     Returns:
         for example "cc89".
@@ -29,7 +29,7 @@ def gpu_resource(needs: StepNeeds) -> str:
 
 
 def resource_of_step(step: JobStep) -> str:
-    """Return the resource by which Ray finds a machine for a step, besides a CPU.
+    """Return the resource that Ray must find for a step in addition to a CPU.
 
     Returns:
         a GPU resource or "builder"; "CPU" if a CPU is enough.
@@ -45,21 +45,22 @@ class ResourceDemand:
     """Keep placeholder tasks for resources that steps wait for.
 
     Args:
-        ray: the module, connected.
+        ray: the module of Ray, connected to a cluster.
     """
 
     def __init__(self, ray: Any) -> None:
         self._ray, self._task = ray, ray.remote(max_retries=0)(_run_placeholder)
-        # Resource → tasks.
+        # Resource → its placeholder tasks.
         self._pending: dict[str, list[Any]] = {}
 
     def set_pending_resources(self, wanted: Iterable[str], offered: Iterable[str]) -> None:
         """Keep one placeholder task for each wanted resource.
 
-        Resources that a node offers get none: a new node of the same kind would lack the same things for the step.
+        A resource that an existing node offers gets no task, because a new node of the same kind could not run the step
+        either.
 
         Args:
-            wanted: one entry for each waiting step.
+            wanted: resource that each waiting step needs.
             offered: resources of the existing nodes.
         """
         counts = Counter(wanted)
@@ -90,4 +91,4 @@ class ResourceDemand:
 
 
 def _run_placeholder() -> None:
-    """Do nothing; runs when the node is there."""
+    """Do nothing. Ray runs this task when a new node offers its resource."""

@@ -1,7 +1,7 @@
-"""Record the provenance of a fleet's bundle: the steps behind it, and the files that they read.
+"""Record the provenance of a fleet's bundle: the steps that led to the bundle, and the files that these steps read.
 
-It contains no times and no machines, so that equal fleets give equal bundles. The signed records of the steps, which it
-names, contain these.
+The provenance contains no times and no machines, so that equal fleets give equal bundles. It names the signed records
+of the steps, which contain times and machines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .fork_client import ProcessVanished
 from .job_steps import JobStep
 from .step_store import StepStore
 
-# Prefix of a step's name in the provenance; its key is appended.
+# Prefix of a step's name in the provenance. The step's key follows the prefix.
 STEP = "urn:normdeploy:step:"
 
 
@@ -26,11 +26,11 @@ def bundle_origin(
 
     Args:
         inputs: path in the step's folder → SHA-256.
-        made: names of the steps before it → their keys.
+        made: name of each preceding step → the step's key.
 
     Returns:
-        the record, with the options of all steps and all their inputs. An input that another step read with other
-        content gets the step's name as a prefix.
+        the record, with the options and inputs of all steps. If two steps read an input of the same name but different
+        content, the step's name is added as a prefix.
 
     Raises:
         ProcessVanished: a record of these steps is missing from the store or is not trusted.

@@ -1,6 +1,6 @@
-"""Run one verb with a store: reuse the stored result for the same input, otherwise run and store it.
+"""Run one verb with a store: reuse a stored result for the same input, otherwise run the verb and store its result.
 
-The call becomes a step like those of a fleet, so a fleet and single calls reuse each other's results.
+The call becomes a step like the steps of a fleet, so a fleet and single calls reuse each other's results.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .step_inputs import StepTask, lookup_record, resolve_inputs
 from .step_keys import FleetMachine
 from .step_store import DamagedObject, StepRecord, StepStore
 
-# Output file of a verb; all others write model.onnx.
+# Verb → its output file. All other verbs write model.onnx.
 _MADE = {"build": "model.engine"}
-# Tries of a call whose objects are damaged.
+# Maximum number of tries of a call whose stored result is damaged.
 _TRIES = 3
 
 
@@ -38,10 +38,10 @@ class CachedResult:
 
     Attributes:
         record: record of the step.
-        cached: the result was in the store.
+        cached: True if the result was in the store.
         log: output that the verb printed.
-        report: JSON report, without times and with the file names of the step's folder.
-        notes: notes on damaged results that were made again.
+        report: JSON report without times. It uses the file names of the step's folder.
+        notes: notes on damaged results that were computed again.
     """
 
     record: StepRecord
@@ -60,20 +60,21 @@ def call_with_cache(
 ) -> CachedResult:
     """Call a verb, or take its result from the store.
 
-    Stored files are compared with their hashes; damaged results are made again.
+    Stored files are compared with their hashes. A damaged result is computed again.
 
     Args:
-        sources: the verb's arguments in their order: name in the step's folder → path.
-        options: options by their command-line names, with "_" for "-", without the output and the report.
-        store: place of the store; None takes the default.
-        output: path of the output file; further files are put beside it. None writes nothing.
+        sources: name in the step's folder → path, for the verb's arguments in their order.
+        options: option → value. The names are those of the command line, with "_" for "-". The options for output and
+            report are left out.
+        store: path or URL of the store; None takes the default.
+        output: path of the output file. Other files that the verb wrote are copied to its folder. None copies nothing.
 
     Returns:
         the result.
 
     Raises:
-        NormdeployError: an error of the verb or of the store, or ``output`` can't be written; an existing file is kept.
-        DamagedObject: the result is damaged in the store again and again.
+        NormdeployError: the verb or the store failed, or ``output`` can't be written. An existing file is kept.
+        DamagedObject: the result in the store is damaged after each of several tries.
     """
     if output is not None:
         resolve_writable_path(output)
@@ -120,7 +121,9 @@ def _output_name(record: StepRecord) -> str:
 
 
 def _find_missing_output(record: StepRecord, output: Path | None) -> str:
-    """Return a required file that the record does not name; "" if it names all. A changed record may lack files."""
+    """Return a required file that the record does not name; "" if the record names all required files. A file may be
+    missing because somebody changed the record.
+    """
     wanted = [Path(REPORT).name, *([_output_name(record)] if output is not None else [])]
     return next((name for name in wanted if name not in record.outputs), "")
 
@@ -140,7 +143,7 @@ def _run_now(task: StepTask, store: StepStore, machine: FleetMachine) -> StepRec
 def _remove_damaged_objects(store: StepStore, record: StepRecord) -> None:
     """Remove damaged objects of a record.
 
-    Objects are stored by their hashes, so a damaged object would block the new one.
+    Objects are stored under their hashes, so a damaged object would prevent the correct object from being stored.
     """
     with tempfile.TemporaryDirectory() as folder:
         for stored in (*record.outputs.values(), record.log):
@@ -151,21 +154,21 @@ def _remove_damaged_objects(store: StepStore, record: StepRecord) -> None:
 
 
 def _write_outputs(store: StepStore, record: StepRecord, output: Path) -> None:
-    """Copy the output file to its place, with further files beside it.
+    """Copy the output file to ``output``, and its other files to the same folder.
 
     Raises:
-        NormdeployError: it can't be written; an existing file is kept.
-        DamagedObject: a stored file is damaged; nothing is written.
+        NormdeployError: a file can't be written. An existing file is kept.
+        DamagedObject: a stored file is damaged. Nothing is written.
     """
     made = _output_name(record)
     others = [name for name in record.outputs if name not in (made, Path(REPORT).name)]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         for name in (*others, made):
             store.get(record.outputs[name], Path(folder) / Path(name).name)
-        # The output file is last, because it refers to the others.
+        # The output file is written last, because it refers to the other files.
         for name in (*others, made):
-            # Weights keep their names, to which the output file refers; a signature is named after the
-            # output.
+            # Files of weights keep their names, because the output file refers to them. A signature is named after the
+            # output file.
             if name == made:
                 target = output
             else:

@@ -1,7 +1,7 @@
-"""Hash files outside the store, and remember the hashes while the files look unchanged.
+"""Hash files outside the store, and reuse a file's hash until the file changes.
 
-A file counts as unchanged if its size, modification time (nanoseconds), inode and status change time are the same. A
-file that changed within two seconds of being hashed is hashed again next time, because a second change could go
+A file counts as unchanged if its size, modification time (nanoseconds), inode and status change time are the same. If a
+file changed less than two seconds before it was hashed, it is hashed again next time, because a second change could go
 unnoticed.
 """
 
@@ -24,22 +24,23 @@ from ..storage.onnx_files import iter_tensors, load_onnx
 from .step_store import StepStore, StoredFile
 from .store_backends import FolderBackend
 
-# Folders that differ from copy to copy (docs/teams.md).
+# Folders that are not hashed, because they differ between copies of the same model (docs/reference/teams.md).
 _SKIPPED = frozenset({".git", ".cache", "__pycache__"})
-# Nanoseconds since its last change below which a file's hash is not remembered.
+# Minimum time in nanoseconds since a file's last change for its hash to be remembered.
 _YOUNG = 2_000_000_000
 
 
 class FileHashes:
     """Remember the hashes of files.
 
-    Others may write to the store. If they could claim that a model has the hash of another one, its user would get the
-    results of that other model, even signed. So remembered hashes are sealed like records.
+    Other users may write to the store. Suppose that they could replace a model's remembered hash by the hash of another
+    model. The user of the first model would then get the results of the other model, even with a signature. So
+    remembered hashes are sealed in the same way as records.
 
     Args:
-        memory: file that is read at first and written by ``save``; None remembers nothing.
-        seal: as of a `normdeploy.fleet.step_store.StepStore`.
-        opened: as of a `normdeploy.fleet.step_store.StepStore`.
+        memory: file with the remembered hashes, which is read now and written by ``save``. None remembers nothing.
+        seal: as for `normdeploy.fleet.step_store.StepStore`.
+        opened: as for `normdeploy.fleet.step_store.StepStore`.
     """
 
     def __init__(
@@ -63,16 +64,16 @@ class FileHashes:
         """Load the hashes that a store remembers.
 
         Returns:
-            the hashes; nothing is remembered in a store that is not a folder of this machine.
+            the hashes. A store that is not a folder of this machine remembers none.
         """
         if not isinstance(store.place, FolderBackend):
             return cls()
         return cls(store.place.root / "hashes.json", store.seal, store.opened)
 
     def hash_path(self, place: str, path: Path) -> dict[str, tuple[Path, StoredFile]]:
-        """Hash a file, or all files of a folder, once in a run.
+        """Hash a file, or all files of a folder. Each file is hashed only once in a run.
 
-        An ONNX file brings its external weights with it.
+        For an ONNX file, the result includes the files with its external weights.
 
         Args:
             place: path of the file or folder in the step's folder.
@@ -81,7 +82,7 @@ class FileHashes:
             path in the step's folder → (file, content).
 
         Raises:
-            InputError: it can't be read.
+            InputError: a file can't be read.
         """
         if path not in self._seen:
             try:
@@ -91,9 +92,9 @@ class FileHashes:
         return {os.path.normpath(f"{place}/{name}") if name else place: told for name, told in self._seen[path].items()}
 
     def save(self) -> None:
-        """Write the remembered hashes, if there are new ones."""
+        """Write the hashes to ``memory`` if there are new hashes."""
         if self._memory is not None and self._changed:
-            # The memory only saves time, so errors are ignored.
+            # Remembered hashes only save time, so errors are ignored.
             with suppress(NormdeployError):
                 write_bytes(self._memory, self._seal(json.dumps(self._known).encode()))
 
@@ -129,7 +130,9 @@ def _list_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def _list_external_data(path: Path) -> list[tuple[str, Path]]:
-    """List the files with an ONNX file's weights, each as "../NAME" because it is beside the file."""
+    """List the files with an ONNX file's external weights. Each file is returned as "../NAME", because it is in the
+    same folder as the ONNX file.
+    """
     if path.suffix != ".onnx":
         return []
     names = set[str]()

@@ -49,18 +49,18 @@ def run_fleet(call: FleetRunCall) -> FleetRun:
     """Run the steps of a fleet that are not in the store, and record the run there.
 
     Args:
-        file: fleet.toml (docs/fleet.md).
+        file: fleet.toml (docs/reference/fleet.md).
         store, on, jobs, only, wait, sign, trust: see `normdeploy.fleet.fleet_options`.
         progress: called with (step, done, total).
 
     Returns:
-        the outcome of each cell, also compared with the previous run.
+        the outcome of each cell, with its changes since the previous run.
 
     Raises:
         InputError: the file is wrong, a source or a key can't be used, or ``jobs`` or ``wait`` does not apply to
             ``on``.
         StoreError: the store can't be reached or written.
-        RuntimeUnavailable: a library is missing.
+        RuntimeUnavailable: a library that the store needs is missing.
     """
     sign, trust = resolve_keys(call.sign, call.trust)
     require_signer(sign, trust)
@@ -77,10 +77,10 @@ def run_fleet(call: FleetRunCall) -> FleetRun:
 def fleet_status(
     file: PathLike, *, store: PathLike | None = None, only: Sequence[str] = (), trust: Sequence[PathLike] = ()
 ) -> FleetRun:
-    """Show the state of a fleet in the store, as a run on this machine would find it; nothing is run or written.
+    """Find the state of a fleet in the store, as a run on this machine would find it. Nothing is run or written.
 
     Args:
-        trust: PEM files of public keys; records that none of them has signed are not trusted.
+        trust: PEM files of public keys. A record is trusted only if one of these keys has signed it.
 
     Returns:
         the outcome of each cell; "stale" if a step would run.
@@ -99,10 +99,10 @@ def preview_update(
     only: Sequence[str] = (),
     trust: Sequence[PathLike] = (),
 ) -> FleetRun:
-    """Find the cells that would be stale after an update; nothing is run or written.
+    """Find the cells that would be stale after an update. Nothing is run or written.
 
     Args:
-        against: library → its new version, such as {"onnxruntime": "1.32.0"}; "driver" is a key too.
+        against: library → its new version, such as {"onnxruntime": "1.32.0"}; the key "driver" means the GPU driver.
         trust: as for ``fleet_status``.
 
     Returns:
@@ -130,8 +130,8 @@ def read_fleet_file(file: PathLike) -> Fleet:
         the checked fleet.
 
     Raises:
-        InputError: it is wrong; the message has the line.
-        RuntimeUnavailable: the library that checks it is not installed.
+        InputError: the file is wrong. The message names the line.
+        RuntimeUnavailable: the library that checks the file is not installed.
     """
     fleet = description(file)
     check_options(fleet)
@@ -142,10 +142,10 @@ def machines_of_run(last: Mapping[str, Any] | None) -> list[FleetMachine]:
     """List this machine and the machines of a run.
 
     Args:
-        last: content of the run's run.json; None without a run.
+        last: content of the run's run.json; None if there was no run.
 
     Returns:
-        the machines, this one first, all with the code of this one.
+        the machines, this machine first. All have the code hash of this machine.
     """
     here = FleetMachine.this_machine()
     return [here, *(FleetMachine(facts, here.code, here.installed) for facts in (last["machines"] if last else ()))]
@@ -161,18 +161,19 @@ def open_fleet_store(
 ) -> StepStore:
     """Open the store of a fleet.
 
-    The place is ``store``, else that of the fleet file, else NORMDEPLOY_STORE, else the folder "store" beside the file.
+    The path or URL of the store comes from the first of these that is set: ``store``, the fleet file, NORMDEPLOY_STORE.
+    The default is the folder "store" next to the file.
 
     Args:
-        make: create a missing folder.
+        make: True creates a missing folder.
 
     Returns:
         the store.
 
     Raises:
-        StoreError: it can't be used.
-        InputError: it does not exist and ``make`` is False, or a key can't be used.
-        RuntimeUnavailable: a library is missing.
+        StoreError: the store can't be used.
+        InputError: the store does not exist and ``make`` is False, or a key can't be used.
+        RuntimeUnavailable: a library that the store needs is missing.
     """
     if store is not None:
         told = os.fspath(store)
@@ -196,7 +197,7 @@ def pool_factory(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Step
         a function that makes the pool for a store.
 
     Raises:
-        InputError: an option is for the other kind of pool.
+        InputError: an option does not apply to this kind of pool.
     """
     if on == "local":
         if wait > 0:
@@ -215,11 +216,11 @@ def pool_factory(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Step
 
 @dataclass(frozen=True)
 class DryRun:
-    """Replacement of a pool for a plan, in which nothing is run.
+    """Arguments of a dry run, which runs nothing on a pool and only finds which steps would run.
 
     Attributes:
-        machines: machines that would run the steps.
-        explain: returns the outcome of a step that is not in the store, from the step, its key and the key's content.
+        machines: machines on which the steps would run.
+        explain: function (step, key, content of the key) that returns the outcome of a step that is not in the store.
     """
 
     machines: Sequence[FleetMachine]
@@ -234,10 +235,10 @@ def schedule_fleet(
     wait: float = 0.0,
     progress: Progress | None = None,
 ) -> FleetRun:
-    """Run a fleet on a pool and record the run, or plan it in a dry run, which writes nothing.
+    """Run a fleet on a pool and record the run. In a dry run, only find which steps would run, and write nothing.
 
     Args:
-        where: the pool, or the machines of a dry run.
+        where: the pool, or the arguments of a dry run.
         patterns: patterns of models or of model/variant; () for all.
         wait: seconds that a step waits for a machine.
 
@@ -264,7 +265,7 @@ def schedule_fleet(
     every = 0
     try:
         with closing(driver.run(_select_jobs(fleet, patterns))) as ends:
-            # Closing the driver releases its claims, even after an error.
+            # When the generator is closed, it releases the driver's claims, even after an error.
             for end in ends:
                 cells += writer.add(end)
                 ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
@@ -311,8 +312,8 @@ def stale_step_explainer(
     """Build a function that explains steps of a dry run that are not in the store.
 
     Returns:
-        a function for `DryRun`. It returns "failed" if the step failed in the last run and nothing has changed since,
-        else "stale" with the changes.
+        a function for `DryRun`. Its outcome is "failed" if the step failed in the last run and nothing has changed
+        since then, else "stale" with the changes.
     """
     if last:
         told = {line["step"]: line for line in run_history.iter_run_steps(store, last["id"])}

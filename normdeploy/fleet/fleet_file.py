@@ -1,8 +1,8 @@
-"""Read ``fleet.toml``: models, variants and targets, checked as a whole before any work.
+"""Read ``fleet.toml``, which lists models, variants and targets. The whole file is checked before any work.
 
-The option tables are those of the verbs' command lines. If several tables set one option, the later one in this order
-wins: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``. For the steps of one target, ``targets.T``
-wins over all of these. The file's JSON Schema is ``normdeploy/reports/schemas/fleet.json``.
+The tables of options contain the options of the verbs' command lines. If several tables set one option, the later one
+in this order wins: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``. For the steps of one target,
+``targets.T`` overrides all of these tables. The file's JSON Schema is ``normdeploy/reports/schemas/fleet.json``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .fleet_schema import ANY_TARGET, VERBS, Values, is_file_option
 from .fleet_validation import FleetModel, ValidatedFile
 from .toml_lines import line_of_key
 
-# Largest fleet.toml in bytes.
+# Maximum size of a fleet.toml in bytes.
 _LONGEST = 2**22
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class FleetTarget:
-    """Target of models: a runtime and, for engines, the GPU that they are for.
+    """Target of a fleet: a runtime and, for engines, the GPU for which they are built.
 
     Attributes:
         version: pattern that the runtime's version must match; "" for any.
         capability: compute capability of the GPU; "" for onnxruntime.
-        bundle: ``package`` makes a bundle for it.
+        bundle: True if ``package`` makes a bundle for the target.
         options: the target's own options: verb → option → value.
     """
 
@@ -46,7 +46,7 @@ class FleetTarget:
     options: Mapping[str, Values] | None = None
 
     def merge_options(self, options: Mapping[str, Values]) -> dict[str, Values]:
-        """Override ``options`` with the target's own.
+        """Override ``options`` with the target's own options.
 
         Returns:
             verb → option → value.
@@ -56,11 +56,11 @@ class FleetTarget:
 
 @dataclass(frozen=True)
 class FleetJob:
-    """One model in one variant, for its targets.
+    """One model in one variant, for all of its targets.
 
     Attributes:
-        folder: folder of fleet.toml.
-        options: verb → option → value; files are absolute paths.
+        folder: folder that contains fleet.toml.
+        options: verb → option → value. Paths of files are absolute.
         steps: verbs that are requested besides the export.
         seconds: time limit of a step; 0 for none.
         memory: memory limit of a step in bytes; 0 for none.
@@ -87,7 +87,7 @@ class Fleet:
     """Content of a checked file.
 
     Attributes:
-        store: place of the store; "" if the file names none.
+        store: path or URL of the store; "" if the file does not name a store.
         told: the file as parsed TOML.
     """
 
@@ -101,10 +101,10 @@ class Fleet:
         return sum(len(m.told.get("variants", self._variant_options)) for m in self.models)
 
     def describe_location(self, job: FleetJob) -> str:
-        """Describe the place of a job's model in the file, for an error.
+        """Describe where the file defines a job's model, for an error message.
 
         Returns:
-            file, line, model and variant.
+            text with file, line, model and variant.
         """
         name = next(n for n in self.told["models"] if job.model == n or job.model.startswith(f"{n}."))
         line = line_of_key(self.path.read_text(encoding="utf-8"), ["models", name])
@@ -149,8 +149,8 @@ def read_fleet(path: PathLike) -> Fleet:
         the checked fleet.
 
     Raises:
-        InputError: it can't be read, is not TOML, or is invalid; the message has the line.
-        RuntimeUnavailable: the library that checks it is not installed.
+        InputError: the file can't be read, is not TOML, or is invalid. The message names the line.
+        RuntimeUnavailable: the library that checks the file is not installed.
     """
     file = Path(os.path.abspath(path))
     try:
@@ -161,7 +161,7 @@ def read_fleet(path: PathLike) -> Fleet:
         raise InputError(f"{str(path)!r} is not UTF-8 text (byte {error.start}); pass a fleet.toml") from error
     try:
         told = parse_toml(text)
-    # An integer of too many digits raises a bare ValueError.
+    # An integer with too many digits raises a ValueError that is not a TOMLDecodeError.
     except ValueError as error:
         raise InputError(f"{file.name} is not valid TOML: {error}") from error
     except RecursionError as error:

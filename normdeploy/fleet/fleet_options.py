@@ -16,30 +16,31 @@ class FleetOptions:
 
     Args:
         store: folder, or URL that fsspec reads. None takes the store of the fleet file, else NORMDEPLOY_STORE, else the
-            folder "store" beside the fleet file.
-        only: patterns of models or of model/variant; all other models are skipped.
-        trust: PEM files of public keys; only records that one of them has signed are trusted.
+            folder "store" next to the fleet file.
+        only: patterns of models or of model/variant; other models are skipped.
+        trust: PEM files of public keys. A record is trusted only if one of these keys has signed it.
     """
 
     store: PathLike | None = option_field(
         None,
         "--store",
-        "Folder or URL of the store (s3://bucket/folder). Default: the fleet file's, NORMDEPLOY_STORE, or ./store.",
+        "Folder or URL of the store (s3://bucket/folder). Default: the store that FLEET.toml names, else"
+        " NORMDEPLOY_STORE, else a folder named store next to FLEET.toml.",
         metavar="PLACE",
         type=str | None,
     )
     only: Sequence[str] = option_field(
         (),
         "--only",
-        "Include only models, or model/variant, that match this pattern. Repeatable.",
+        "Include only models whose MODEL or MODEL/VARIANT name matches this pattern. Repeatable.",
         metavar="PATTERN",
         type=list[str] | None,
     )
     trust: Sequence[PathLike] = option_field(
         (),
         "--trust",
-        "Public key; only records signed with the given keys are trusted. In the fleet verbs, --trust does not allow a"
-        " model file to run code. Repeatable.",
+        "Public key. Only records that are signed with one of these keys are trusted. In the fleet verbs, --trust does"
+        " not allow a model file to run code. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )
@@ -51,17 +52,20 @@ class PlacementOptions:
 
     Args:
         on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
-        jobs: largest number of parallel steps on this machine; None for one per CPU.
+        jobs: maximum number of parallel steps on this machine; None for one step per CPU.
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
     on: str = option_field(
         "local",
         "--on",
-        "local: run steps on this machine; otherwise the address of a Ray cluster: auto, ray://head:10001.",
+        "Machines that run the steps: local for this machine, or the address of a Ray cluster, such as auto or"
+        " ray://head:10001.",
         metavar="WHERE",
     )
-    jobs: int | None = option_field(None, "--jobs", "Parallel steps on this machine. Default: one per CPU.", minimum=1)
+    jobs: int | None = option_field(
+        None, "--jobs", "Number of steps to run in parallel on this machine. Default: one per CPU.", minimum=1
+    )
     only: Sequence[str] = repeat_option_field(FleetOptions, "only")
 
 
@@ -70,8 +74,8 @@ class SigningOptions:
     """Options for signing and trust.
 
     Args:
-        sign: PEM file of a private key that signs records and bundles. Then a record is trusted only if this key or one
-            of ``trust`` has signed it (docs/evidence.md).
+        sign: PEM file of a private key that signs records and bundles. With such a key, a record is trusted only if
+            this key or a key in ``trust`` has signed it (docs/reference/evidence.md).
         trust: PEM files of public keys.
     """
 
@@ -90,14 +94,14 @@ class WaitOption:
     """Option for steps that no node can run yet.
 
     Args:
-        wait: seconds that a step waits for a node of the Ray cluster that can run it, before it is "not run". Ray's
-            autoscaler learns which resources are missing.
+        wait: seconds that a step waits for a node of the Ray cluster that can run it. After that, the step is "not
+            run". Ray's autoscaler learns which resources are missing.
     """
 
     wait: float = option_field(
         0.0,
         "--wait",
-        "With --on: how long a step waits for a node that can run it.",
+        "With a Ray cluster in --on: how many seconds a step waits for a node that can run it.",
         metavar="SECONDS",
         minimum=0,
     )
@@ -118,7 +122,7 @@ class PublishOptions:
     """Options of ``fleet publish``.
 
     Args:
-        built: also publish cells whose engine was built but not run on its GPU.
+        built: True to also publish cells whose engine was built but not run on its GPU.
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")

@@ -1,7 +1,7 @@
-"""Render the page of a fleet: colored cells by model and target, failures, changes, and the trend over runs.
+"""Render the HTML page of a fleet's run: colored cells by model and target, failures, changes, and the trend over runs.
 
-It is one HTML file as `normdeploy.reports.page_templates` describes. It loads nothing from the network and runs no
-script. All text in it is escaped, stripped of control characters and shortened.
+The page is one HTML file as `normdeploy.reports.page_templates` describes. It loads nothing from the network and runs
+no script. All text in the page is escaped, stripped of control characters and shortened.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SAID = {
     "not run": "no machine here can build it",
     "stale": "an input has changed since it was made",
 }
-# Rows of the table; the JSON report holds all.
+# Maximum number of rows of the table. The JSON report contains all rows.
 _ROWS = 2000
-# Number of logs inside the page itself.
+# Maximum number of logs that the page itself contains.
 _LOGS = 50
-# Last lines of a log that are shown.
+# Number of lines that are shown from the end of a log.
 _LINES = 40
-# Characters of one text.
+# Maximum number of characters of one text.
 _LONGEST = 300
 
 
@@ -42,12 +42,12 @@ def render_fleet_page(
     """Render the page of a run.
 
     Args:
-        log: SHA-256 of a log → its text.
-        href: SHA-256 of a log → its link from the page; None if a browser can't open the store.
-        command: command that copies a cell's files; None takes that of `normdeploy.fleet.fleet_tables.copy_command`.
+        log: function that returns the text of a log by its SHA-256.
+        href: function that returns the link to a log by its SHA-256; None if a browser can't open the store.
+        command: command that copies the files of a cell; None uses `normdeploy.fleet.fleet_tables.copy_command`.
 
     Returns:
-        HTML.
+        the page's HTML.
 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
@@ -95,7 +95,9 @@ def _cell_context(cell: CellOutcome | None, run: FleetRun, href: Callable[[str],
 
 
 def _shared_time(cells: Sequence[CellOutcome | None]) -> str:
-    """Describe the time of the steps that the cells of a row share, such as the export; "" if none ran."""
+    """Describe the time of the steps that the cells of a row share, such as the export. Return "" if no such step
+    ran.
+    """
     shared = max((cell.shared_seconds for cell in cells if cell is not None), default=0.0)
     return f"shared steps {shared:.1f} s" if shared > 0 else ""
 
@@ -110,7 +112,7 @@ def _failure_context(cell: CellOutcome, log: Callable[[str], str]) -> dict[str, 
 
 
 def _plot_trend(run: FleetRun) -> Mapping[str, str]:
-    """Plot the cells by status over the last runs."""
+    """Plot the number of cells by status over the last runs."""
     from ..reports.svg_drawing import BAD, FIRST, MUTED, SECOND, MaxNLocator, draw_legend, figure_to_svg, open_figure
 
     runs = list(run.trend)

@@ -1,7 +1,8 @@
 """Recheck the bundles of a fleet's last run with the installed versions, to find regressions after an update.
 
-A run after an update makes new bundles, and each new bundle agrees with its own evidence. So `recheck_fleet` runs the
-old bundles and compares each with the samples and expected answers from the day it was made.
+A run after an update makes new bundles. Each new bundle is compared only with its own evidence, so such a run can't
+show a regression. `recheck_fleet` instead runs the old bundles. It compares each bundle's outputs with the expected
+answers that were stored when the bundle was made.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def recheck_fleet(call: RecheckCall) -> tuple[StepEnd, ...]:
         file, store, on, jobs, only, sign, trust, progress: as for `normdeploy.fleet.fleet_commands.run_fleet`.
 
     Returns:
-        the outcome of each bundle: "ok" if nothing got worse, "wrong" with the regression, "failed" or "not run".
+        the outcome of each bundle: "ok" if nothing is worse than before, "wrong" with the regression, "failed" or "not
+        run".
 
     Raises:
         InputError: the file is wrong, or its last run made no bundle.

@@ -10,7 +10,7 @@ from typing import Any
 
 Values = Mapping[str, Any]
 VERBS = ("export", "verify", "build", "bench", "package")
-# Targets of a file that names none.
+# Targets of a fleet file that names no targets.
 ANY_TARGET = {"onnxruntime": {"runtime": "onnxruntime"}}
 
 

@@ -1,4 +1,4 @@
-"""Show the result of a fleet's run: tables for the terminal and for Markdown, and JSON (`normdeploy/fleet/1`)."""
+"""Show the result of a fleet's run as tables for the terminal, as Markdown, and as JSON (`normdeploy/fleet/1`)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COLOURS = {
 }
 _MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
 _MARKUP = re.compile(r"[\\`*|\[\]!~]")
-# Number of reasons or notes that are printed.
+# Maximum number of reasons or notes that are printed.
 _MOST = 40
-# Number of a step's files that are printed.
+# Maximum number of a step's files that are printed.
 _FILES = 12
 
 
@@ -64,7 +64,7 @@ def cells_by_target(run: FleetRun) -> tuple[list[str], list[tuple[str, str, list
     """Arrange the cells of a run as a table.
 
     Returns:
-        the targets, and (model, variant, cells in the order of the targets); None for a missing cell.
+        the targets, and rows (model, variant, cells in the order of the targets). A missing cell is None.
     """
     targets = list(dict.fromkeys(cell.target for cell in run.cells))
     rows: dict[tuple[str, str], dict[str, CellOutcome]] = {}
@@ -76,7 +76,7 @@ def cells_by_target(run: FleetRun) -> tuple[list[str], list[tuple[str, str, list
 def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
     """Describe the changes of a cell since the previous run.
 
-    Sizes count from a tenth of a percent, times and errors from a tenth.
+    A size must change by at least 0.1 %, a time or an error by at least 10 %.
 
     Returns:
         for example "was built, size +1.2 %"; "" without a change.
@@ -147,7 +147,7 @@ def copy_command(run: FleetRun, *, file: str | None = None, store: str | None = 
 
 
 def _escaped_text(text: str, style: str = "") -> Text:
-    """Return text from a file or a store on one line, without rich markup."""
+    """Return text from a file or a store on one line, escaped so that rich finds no markup in it."""
     return Text(escape_line(text), style=style)
 
 
@@ -213,7 +213,7 @@ def run_to_markdown(run: FleetRun) -> str:
 
 
 def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
-    """Print the outcome of each recheck, with a reason for bad ones."""
+    """Print the outcome of each recheck, with the reason of each outcome that is not "ok"."""
     words = {"ok": "nothing got worse", "wrong": "worse", "failed": "failed", "not run": "not run"}
     shown = WordTable([Column("bundle"), Column("now"), Column("because")], padding=(0, 3))
     for end in ends:
@@ -233,7 +233,7 @@ def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | No
 
     Args:
         found: steps from `normdeploy.fleet.step_details.find_steps`.
-        log: reads the log of a step; None prints no logs.
+        log: function that reads the log of a step; None prints no logs.
     """
     for name, outcome, record in found.steps:
         _print_line(console, f"{name}: {outcome}", style="bold")
@@ -305,7 +305,7 @@ def group_names_by_reason(reasons: Mapping[str, str]) -> list[str]:
         reasons: name → reason.
 
     Returns:
-        one line for each reason, with the first names that have it.
+        one line for each reason, with the first names that have this reason.
     """
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():

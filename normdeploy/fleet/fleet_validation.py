@@ -1,4 +1,4 @@
-"""Validate a ``fleet.toml``: against its schema, and for names and files that must exist."""
+"""Validate a ``fleet.toml`` against its schema, and check that the names and files in it exist."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .fleet_schema import ANY_TARGET, VERBS, Values, fleet_json_schema, is_file_
 from .source_patterns import MOST_SEEN, TooManyFiles, expand_pattern
 from .toml_lines import line_of_key
 
-# Largest number of files and folders that one pattern may find.
+# Maximum number of files and folders that one pattern may find.
 _MOST_FOUND = 10_000
 
 
 @dataclass(frozen=True)
 class FleetModel:
-    """One model of a fleet; ``told`` is its table."""
+    """One model of a fleet. ``told`` is the model's table in the file."""
 
     name: str
     source: Path
@@ -32,7 +32,7 @@ class FleetModel:
 
 @dataclass(frozen=True)
 class ValidatedFile:
-    """Fleet file and its content; its methods raise InputError with the line of an error."""
+    """Fleet file and its content. The methods raise InputError, whose message names the line of the error."""
 
     file: Path
     text: str
@@ -58,7 +58,9 @@ class ValidatedFile:
             raise InputError("\n  ".join([*told, *more]))
 
     def check_references(self) -> None:
-        """Check rules beyond the schema: names and files that must exist, and compute capabilities of engines."""
+        """Check rules that the schema can't express: names and files must exist, and engines need compute
+        capabilities.
+        """
         variants = self.told.get("variants") or {"default": {}}
         targets = self.told.get("targets") or ANY_TARGET
         for name, target in targets.items():
@@ -101,7 +103,7 @@ class ValidatedFile:
     def _find_sources(self, name: str, source: str, folder: Path) -> list[Path]:
         """Find the sources of a pattern.
 
-        Each further ``**`` would multiply the number of visited folders, so only one is allowed.
+        Each further ``**`` would multiply the number of visited folders, so only one ``**`` is allowed.
         """
         if source.count("**") > 1:
             self._add_error(

@@ -1,4 +1,4 @@
-"""Start a `normdeploy.fleet.fork_server`, send it calls, and restart it if it dies."""
+"""Start the server process `normdeploy.fleet.fork_server`, send calls to it, and restart it if it dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import NormdeployError
 from ..ort_sessions.child_process import child_environment, module_command
 
-# Modules that the verbs import in most steps.
+# Modules that most steps import, so the server imports them before it forks.
 PRELOADED = (
     *(
         "normdeploy.verbs.export.export_function",
@@ -34,7 +34,7 @@ PRELOADED = (
 
 
 class ProcessVanished(NormdeployError):
-    """Error for a step whose process is gone, as far as is known not because of the step."""
+    """Error for a step whose process ended, although the step itself probably did not cause this."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class CallEnd:
     """Result of a call.
 
     Attributes:
-        code: exit code; below 0, the signal that ended it.
-        why: "seconds" or "memory" if that limit ended it, "ended" if the server ended it, else "".
-        seconds: time that it took.
-        peak: largest memory in bytes.
+        code: exit code; if negative, the number of the signal that ended the call.
+        why: "seconds" or "memory" if the limit of this name ended the call; "ended" if the server ended the call; else
+            "".
+        seconds: duration of the call.
+        peak: maximum memory in bytes.
     """
 
     code: int
@@ -55,7 +56,8 @@ class CallEnd:
 
 
 class ForkClient:
-    """Manage one warm process, started at the first call; safe to use from many threads.
+    """Manage one warm process: a server that has the libraries in memory. The first call starts it. All methods are
+    safe to use from many threads.
 
     Args:
         module: module to run, as ``python -m`` runs it.
@@ -69,7 +71,7 @@ class ForkClient:
         self._server: _ForkServer | None = None
 
     def run(self, argv: tuple[str, ...], folder: Path, log: Path, seconds: float = 0, memory: int = 0) -> CallEnd:
-        """Run the module in a folder and wait.
+        """Run the module in a folder and wait until it ends.
 
         Args:
             argv: arguments of the module.
@@ -81,7 +83,7 @@ class ForkClient:
             exit code and measurements.
 
         Raises:
-            ProcessVanished: the warm process died, or the call was killed from outside.
+            ProcessVanished: the warm process died, or another process killed the call.
         """
         future: Future[CallEnd] = Future()
         with self._lock:
@@ -112,17 +114,17 @@ class ForkClient:
 
 
 class _ForkServer:
-    """Own one warm process and the calls that wait for it."""
+    """One warm process and the calls that wait for its answers."""
 
     def __init__(self, words: list[str]) -> None:
         self.waiting: dict[str, Future[CallEnd]] = {}
         self.dead = False
-        # A separate session, because Ctrl-C is for the parent process.
+        # The process gets a separate session, so that Ctrl-C reaches only the parent process.
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Equal inputs must give equal files.
+            # Equal inputs must give equal files, so files contain no current time.
             env={"SOURCE_DATE_EPOCH": "0"} | child_environment(),
             start_new_session=True,
         )

@@ -1,13 +1,13 @@
 """Run each step in a fork of a process that has the libraries in memory.
 
-Importing torch, onnxruntime and their dependencies takes seconds; a fork takes milliseconds. A step's changes to its
-memory, or a crash, end with the fork. This process only imports, so no Python thread runs when it forks. A thread of
-numpy's BLAS, if there is one, is made to survive forks.
+Importing torch, onnxruntime and their dependencies takes seconds; a fork takes milliseconds. If a step changes memory
+or crashes, only its own fork is affected. The server only imports modules, so no other Python thread runs when it
+forks. numpy's BLAS may run threads, but it supports forks.
 
-``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. It reads lines of JSON: {"id", "module",
-"argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends a call. It writes lines {"id",
-"code", "why", "seconds", "peak"}. When the input ends, because the parent process is gone, all running calls are
-killed.
+``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. The server reads lines of JSON from standard
+input: {"id", "module", "argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends a
+call. For each ended call, it writes a line {"id", "code", "why", "seconds", "peak"}. When the input ends, because the
+parent process ended, all running calls are killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 # Seconds between two checks of the limits.
 _TICK = 0.1
-# prctl's PR_SET_PDEATHSIG.
+# Value of PR_SET_PDEATHSIG for prctl: send a signal when the parent process ends.
 _PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -50,7 +50,8 @@ def main(preloaded: list[str]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    # The imported objects stay in memory pages that the forks share.
+    # After this call, the garbage collector does not touch the imported objects, so their memory pages stay shared
+    # between the forks.
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -87,7 +88,7 @@ def _start_call(request: dict[str, Any]) -> _RunningCall:
 
 
 def _run_in_fork(request: dict[str, Any]) -> NoReturn:
-    """Run the module; called in the fork, which it never leaves."""
+    """Run the requested module. This function is called in the fork, ends the fork, and never returns."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -117,7 +118,7 @@ def _run_in_fork(request: dict[str, Any]) -> NoReturn:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
@@ -126,7 +127,7 @@ def _die_with_parent() -> None:
 
 
 def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
-    """Answer for ended calls, and kill calls that exceed their limits."""
+    """Write an answer for each ended call, and kill calls that exceed their limits."""
     for name, job in list(running.items()):
         pid, status, usage = os.wait4(job.pid, os.WNOHANG)
         seconds = time.monotonic() - job.started
@@ -142,7 +143,7 @@ def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
             continue
         del running[name]
         with suppress(OSError):
-            # Kill child processes that it left behind.
+            # Kill child processes that the call started and did not end.
             os.killpg(job.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
         peak = max(job.peak, usage.ru_maxrss * 1024)
@@ -156,7 +157,9 @@ def _kill_call(job: _RunningCall, why: str) -> None:
 
 
 def _group_memory(group: int) -> int:
-    """Return the memory of a process group in bytes; pages that processes share count for each of them."""
+    """Return the memory of a process group in bytes; a memory page that several processes share counts once for each of
+    them.
+    """
     total = 0
     with suppress(OSError):
         for entry in os.listdir("/proc"):

@@ -12,7 +12,7 @@ from .run_history import iter_run_steps, list_runs
 from .step_store import StepStore
 from .store_backends import ObjectEntry
 
-# Seconds; younger objects may belong to a run that has not ended.
+# Minimum age in seconds of an object that is removed. Younger objects may belong to a run that has not ended.
 _GRACE = 86_400.0
 
 
@@ -23,8 +23,8 @@ class CollectedGarbage:
     Attributes:
         runs: number of runs.
         steps: number of step records.
-        objects: number of objects.
-        bytes: size of all of these in bytes.
+        objects: number of files that steps read or wrote.
+        bytes: size of all these runs, records and files in bytes.
         kept: number of objects that stay.
     """
 
@@ -36,22 +36,23 @@ class CollectedGarbage:
 
 
 def collect_garbage(store: PathLike, *, days: float = 30.0, remove: bool = False) -> CollectedGarbage:
-    """Find old, unreachable entries of a store, and remove them if requested.
+    """Find old entries of a store that nothing refers to, and remove them if requested.
 
-    A run that ended within ``days`` keeps the records of its steps, and these keep the objects that they name. A record
-    that is itself younger keeps its objects too, such as the record of a single verb with a store. Nothing younger than
-    a day is removed. Records are removed before the objects that they name, so a record never names a removed object. A
-    driver that reads such a record meanwhile runs the step again.
+    A run that ended within the last ``days`` keeps the records of its steps, and these records keep the objects that
+    they name. A record younger than ``days`` keeps its objects even if it belongs to no run, because a single verb may
+    have written it. Nothing younger than a day is removed. Records are removed before the objects that they name, so a
+    record never names a removed object. If a driver has already read a record and then finds the record's objects
+    removed, it runs the step again.
 
     Args:
         days: age in days from which runs and records are old.
-        remove: remove the entries; otherwise only count them.
+        remove: True removes the entries, False only counts them.
 
     Returns:
         the counts.
 
     Raises:
-        StoreError: the store can't be reached, or a record that must stay can't be read.
+        StoreError: the store can't be reached, or a record that must be kept can't be read.
     """
     opened = open_fleet_store(None, store, make=False)
     now = time.time()
@@ -81,7 +82,9 @@ def _find_kept_keys(store: StepStore, old: set[str]) -> set[str]:
 
 
 def _list_object_digests(store: StepStore, key: str) -> set[str]:
-    """List the objects that a record names; an unreadable record names none, because its step is run again anyway."""
+    """List the objects that a record names; an unreadable record names no objects, because its step is run again
+    anyway.
+    """
     try:
         record = store.read_record(key)
     except StoreError:

@@ -1,6 +1,7 @@
-"""Track a job: its ended steps, the steps that can be decided now, and the effects of one step on others.
+"""Track the state of a job: which of its steps ended, which steps can be decided now, and how one step affects later
+steps.
 
-This module runs nothing and queries nothing; the driver does that (`normdeploy.fleet.scheduler`).
+This module runs no steps and does not access the store. The driver does that (`normdeploy.fleet.scheduler`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .step_store import StepRecord
 class JobState:
     """State of a job's steps.
 
-    A step's name is in one of ``ends``, ``busy``, ``ready`` and ``waiting``, or in none while a step before it has not
-    ended.
+    A step's name is in at most one of ``ends``, ``busy``, ``ready`` and ``waiting``. Before all preceding steps have
+    ended, the name is in none of them.
 
     Attributes:
-        busy: steps that are looked up in the store, or run here or elsewhere.
-        ready: steps that could run at once.
-        waiting: steps without a machine → time since when.
-        tries: number of tries of steps that were retried.
+        busy: steps that are being looked up in the store, or that this or another driver is running.
+        ready: steps that could run now.
+        waiting: name of a step that no machine can run → time at which the step began to wait.
+        tries: retried step → number of tries.
     """
 
     job: FleetJob
@@ -44,22 +45,22 @@ class JobState:
         return len(self.ends) == len(self.steps)
 
     def undecided_steps(self) -> Iterator[JobStep]:
-        """Yield the steps that can be decided now; a decision may allow further steps."""
+        """Yield the steps that can be decided now. A decision may allow further steps to be decided."""
         for step in self.steps:
             known = step.name in self.ends or step.name in self.busy or step.name in self.ready
             if not known and self.can_begin(step):
                 yield step
 
     def can_begin(self, step: JobStep) -> bool:
-        """Return True if all steps before this one have ended.
+        """Return True if all steps that precede this step have ended.
 
         Returns:
-            False while one of them is missing.
+            False until the last preceding step has ended.
         """
         return all(before in self.ends for before in step.preceding_steps)
 
     def forget_step(self, name: str) -> None:
-        """Forget the end of a step that must run again, and the ends of all steps that come after it."""
+        """Delete the end of a step that must run again, and the ends of all steps that depend on it."""
         self.ends.pop(name, None)
         self.ready.pop(name, None)
         for step in self.steps:
@@ -69,10 +70,10 @@ class JobState:
     def is_current(self, task: StepTask) -> bool:
         """Return True if a step would still read the current outputs of the steps before it.
 
-        Outputs may have been damaged and made again.
+        Outputs may have been damaged and computed again since ``task`` was made.
 
         Returns:
-            False if an output differs or its step has not ended.
+            False if an output differs or one of these steps has not ended.
         """
         return all(
             before in self.ends
@@ -84,7 +85,7 @@ class JobState:
         )
 
     def blocked_end(self, step: JobStep) -> StepEnd | None:
-        """Return the end of a step that can't start because of a step before it.
+        """Return the end of a step that can't start because of the result of a preceding step.
 
         Returns:
             the end; None if the step can start.
@@ -107,7 +108,7 @@ class JobState:
         return None
 
     def preceding_keys(self, step: JobStep) -> dict[str, str]:
-        """Collect the keys of all steps before a step, direct or not.
+        """Collect the keys of all direct and indirect predecessors of a step.
 
         Returns:
             name → key.
@@ -127,7 +128,7 @@ def end_from_record(step: JobStep, record: StepRecord, *, cached: bool) -> StepE
     """Build the end of a step from its record.
 
     Args:
-        cached: the record was in the store.
+        cached: True if the record was in the store.
 
     Returns:
         the end.

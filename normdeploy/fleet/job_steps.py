@@ -1,10 +1,10 @@
-"""List the steps of one model in one variant: verb, files, preceding steps and required machine of each.
+"""List the steps of one model in one variant. Each step has its verb, files, preceding steps and required machine.
 
     export ─ verify ─┬─ build ─ verify the engine ─┬─ bench ─ package ─ recheck     for each target
     (or optimize)    └─────────────────────────────┘
 
-A step sees only its own files: the model, samples, and the outputs of the steps before it. It can't read any other file
-by a relative path, so its key covers everything that it depends on.
+A step's folder contains only the files that the step needs: the model, samples, and outputs of preceding steps. The
+step can't read any other file by a relative path, so its key covers everything that it depends on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .fleet_schema import Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
 REPORT = "out/report.json"
-# Names that a step's folder uses itself.
+# Names of files and folders that have a special meaning in a step's folder. A source can't have such a name.
 _TAKEN = frozenset({"out", "files", "export", "build", "package"})
-# Options that may run code from the folder of fleet.toml.
+# Options that may run code from the folder that contains fleet.toml.
 CODE = ("model", "model_arg", "import", "trust")
 
 
@@ -52,16 +52,17 @@ class JobStep:
     """One call of a verb.
 
     Attributes:
-        name: for example "minilm/int8/ada/build".
+        name: name of the step, for example "minilm/int8/ada/build".
         argv: words after ``normdeploy`` on a command line in the step's folder; every path is inside that folder.
-        files: path in the folder → file or folder outside.
+        files: path in the step's folder → file or folder outside of it.
         code: folder whose Python files are all copied; None if the step runs no such code.
-        after: subfolder → step whose outputs are put there.
-        gates: steps that must not be wrong or failed; the step reads nothing of them.
-        evidence: file that exists if the verb did its work, with a right or wrong result.
-        reports: read the reports of the preceding steps too.
+        after: subfolder of the step's folder → step whose outputs are copied to this subfolder.
+        gates: preceding steps that must have ended without being wrong or failed. The step does not read the outputs of
+            its gates.
+        evidence: file that exists if the verb finished its work, whether its result is right or wrong.
+        reports: True to also read the reports of the preceding steps.
         seconds: time limit; 0 for none.
-        memory: limit for all its processes together, in bytes; 0 for none.
+        memory: memory limit in bytes for all processes of the step together; 0 for none.
     """
 
     name: str
@@ -82,10 +83,10 @@ class JobStep:
 
     @property
     def preceding_steps(self) -> tuple[str, ...]:
-        """Return the names of the steps that must end first.
+        """Return the names of the steps that must end before this step starts.
 
         Returns:
-            the steps whose outputs it reads, then its gates.
+            the steps whose outputs this step reads, then its gates.
         """
         return (*self.after.values(), *self.gates)
 
@@ -94,7 +95,7 @@ def job_steps_of(job: FleetJob) -> tuple[JobStep, ...]:
     """List all steps of a job.
 
     Returns:
-        the steps, each after those that it needs.
+        the steps, each after its preceding steps.
     """
     return tuple(_iter_job_steps(job))
 
@@ -150,7 +151,8 @@ def _iter_target_steps(
             step = JobStep(name, ("verify", model, *engines), after={"build": build}, gates=gates, needs=here)
             yield given.complete(step, {**runs, **options["verify"]})
             gates = (*gates, name)
-    # The verify step of all targets accepts any version of the runtime.
+    # A target with a version needs its own verify step, because the verify step of all targets accepts any version of
+    # the runtime.
     elif target.version and "verify" in job.steps:
         name = f"{common}/verify"
         step = JobStep(name, ("verify", model, "export/model.onnx"), after=export, gates=gates, needs=here)
@@ -164,7 +166,8 @@ def _iter_target_steps(
     if "package" in job.steps and target.bundle:
         package = f"{common}/package"
         argv = ["package", "export/model.onnx", "-o", "out/bundle", "--name", _safe_name(job.model)]
-        # Without the model, the expected answers would be onnxruntime's.
+        # With --source, the expected answers come from the PyTorch model. Without --source, they would come from
+        # onnxruntime.
         argv += ["--source", model] if given.is_pytorch else []
         argv += ["--report-from", "export/report.json", *[word for engine in engines for word in ("--engine", engine)]]
         step = JobStep(
@@ -195,7 +198,8 @@ class _JobContext:
 
     @property
     def source_name(self) -> str:
-        """Return the source's name in a step's folder: its own name, unless it is taken or looks like an option.
+        """Return the source's name in a step's folder: its file name, unless this name is taken or looks like an
+        option.
 
         Returns:
             for example "model.onnx", or "source_out" for a folder called "out".
@@ -215,7 +219,7 @@ class _JobContext:
 
         Args:
             options: options by name, with "_" for "-".
-            reads_source: the step reads the source of the job.
+            reads_source: True if the step reads the source of the job.
 
         Returns:
             the completed step.
@@ -254,7 +258,7 @@ def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:
     """Write options as words of a command line, sorted by name.
 
     Args:
-        files: extended by the files that options name: path in the step's folder → file.
+        files: path in the step's folder → file. Files that the options name are added.
 
     Returns:
         the words.
@@ -275,7 +279,7 @@ def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:
 
 
 def _path_in_folder(file: Path, taken: Mapping[str, Path]) -> str:
-    """Choose the path of a file in the step's folder, under its own name unless another file has it."""
+    """Choose the path of a file in the step's folder: the file's own name, unless another file has this name."""
     number = 0
     while taken.get(place := f"files/{number}/{file.name}" if number else f"files/{file.name}", file) != file:
         number += 1

@@ -1,4 +1,6 @@
-"""Run steps in processes of this machine, the default; Ray is the alternative (`normdeploy.fleet.ray_pool`)."""
+"""Run steps in processes of this machine. This pool is the default; the alternative is Ray
+(`normdeploy.fleet.ray_pool`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from .step_store import StepRecord, StepStore
 class LocalPool:
     """Run up to ``size`` steps at a time, each in a fork of one warm process.
 
-    Steps that need a GPU run one at a time, because two benchmarks side by side would disturb each other.
+    Steps that need a GPU run one at a time, because two benchmarks at the same time would disturb each other.
     """
 
     shares_files = True
@@ -47,7 +49,7 @@ class LocalPool:
         return threads.submit(execute_step, task, self._store, self._warm, machine)
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
-        """Do nothing: this machine does not change."""
+        """Do nothing, because no machine can be added to this pool."""
 
     def close(self) -> None:
         """End the running steps."""

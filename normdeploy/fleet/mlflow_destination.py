@@ -11,18 +11,18 @@ from typing import Any
 from ..errors import PublishError, RuntimeUnavailable
 from .published_bundle import PublishedBundle, cell_tag
 
-# Folder of the artifacts.
+# Folder of the bundle among a run's artifacts.
 _FOLDER = "bundle"
 # Tag of a run whose files are all uploaded.
 _WHOLE = "normdeploy.whole"
 
 
 class MlflowDestination:
-    """Experiment of a tracking server. Credentials are those that MLflow reads (MLFLOW_TRACKING_TOKEN, ...).
+    """Experiment of an MLflow tracking server. MLflow itself reads the credentials (MLFLOW_TRACKING_TOKEN, ...).
 
     Args:
         experiment: name of the experiment; "" for "normdeploy".
-        secure: use https, not http.
+        secure: True to use https, False to use http.
 
     Raises:
         PublishError: the server can't be reached.
@@ -30,10 +30,10 @@ class MlflowDestination:
     """
 
     def __init__(self, host: str, experiment: str, *, secure: bool) -> None:
-        # No telemetry is sent to MLflow's makers.
+        # This turns off MLflow's telemetry.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        # The default of 7 retries takes minutes.
+        # The default, 7 retries, takes minutes.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         try:
             from mlflow import MlflowClient
@@ -44,13 +44,13 @@ class MlflowDestination:
         self._experiment = self._call_server(self._experiment_id, experiment or "normdeploy")
 
     def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
-        """Publish a bundle, unless a complete run of it exists.
+        """Publish a bundle, unless a complete run of the bundle exists already.
 
         Returns:
-            the URL of the run, and whether it is new.
+            the URL of the run, and whether the run is new.
 
         Raises:
-            PublishError: the server can't be reached, or refuses.
+            PublishError: the server can't be reached, or refuses the bundle.
         """
         return self._call_server(self._log_bundle, bundle)
 

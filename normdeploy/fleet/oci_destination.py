@@ -1,15 +1,16 @@
-"""Publish bundles in an OCI registry, by oras: an artifact manifest with one layer for each file.
+"""Publish bundles in an OCI registry with the library oras. A bundle becomes an artifact manifest with one layer for
+each file.
 
-    artifactType   ``ARTIFACT``; the config is the empty one
+    artifactType   ``ARTIFACT``; the config is the empty config of the specification
 
-    layers         a file each, its path in org.opencontainers.image.title, as `oras pull` writes it
+    layers         one file each; org.opencontainers.image.title is the path at which `oras pull` writes it
 
     annotations    the labels of `PublishedBundle.labels`
 
     referrers      the signed provenance and the bill of materials, each an artifact whose subject is the manifest
 
-It contains no time, so the same bundle has the same digest. The manifest is written last, so a tag never names an
-incomplete bundle. (OCI image-spec and distribution-spec 1.1.)
+The manifest contains no time, so the same bundle has the same digest. The manifest is written last, so a tag never
+names an incomplete bundle. (OCI image-spec and distribution-spec 1.1.)
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ _KINDS = {
     **{".onnx": "application/vnd.normdeploy.onnx.v1", ".npz": "application/vnd.normdeploy.arrays.v1"},
     **{".engine": "application/vnd.normdeploy.engine.v1", ".plan": "application/vnd.normdeploy.engine.v1"},
 }
-# Bytes; longer files are uploaded in chunks of this size.
+# Size in bytes of a chunk. Larger files are uploaded in chunks.
 _CHUNKED = 64 * 2**20
-# Seconds within which a registry must answer the first request.
+# Maximum seconds until a registry answers the first request.
 _SECONDS = 20
-# Repository names as in distribution-spec.
+# Matches repository names as distribution-spec defines them.
 _NAME = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
 
 class OciDestination:
-    """Repository of a registry. Credentials are those of `docker login` or `oras login`.
+    """Repository of an OCI registry. The credentials come from `docker login` or `oras login`.
 
     Args:
-        secure: use https, not http.
+        secure: True to use https, False to use http.
 
     Raises:
         InputError: the repository's name is not valid.
@@ -82,10 +83,10 @@ class OciDestination:
         """Publish a bundle, unless its tag already has the same manifest.
 
         Returns:
-            its address with tag and digest, and whether it is new there.
+            the bundle's address with tag and digest, and whether the bundle is new in the registry.
 
         Raises:
-            PublishError: the registry can't be reached, or refuses.
+            PublishError: the registry can't be reached, or refuses the bundle.
         """
         layers = [
             self._make_descriptor(_media_type(path), f.sha256, f.bytes, **{TITLE: path})
@@ -115,9 +116,10 @@ class OciDestination:
         return where, True
 
     def _attach(self, body: bytes, kind: str, subject: dict[str, Any]) -> None:
-        """Write an artifact that refers to another one.
+        """Write an artifact that refers to another artifact, its subject.
 
-        For a registry without a list of referrers, add it to the index that the specification defines as fallback.
+        If the registry does not list referrers itself, add the artifact to the index that the specification defines as
+        a fallback.
         """
         answer = self._put_manifest(_sha256_digest(body), body, MANIFEST)
         if "OCI-Subject" in answer.headers:
@@ -145,7 +147,7 @@ class OciDestination:
         if self._send_request("HEAD", f"blobs/{layer['digest']}").status_code == 200:
             return
         if hasattr(self._registry.auth, "token"):
-            # The token for reading may not allow writing.
+            # Delete the token for reading, because it may not allow writing.
             self._registry.auth.token = None
         long = layer["size"] > _CHUNKED
         try:
@@ -175,7 +177,7 @@ class OciDestination:
     def _asks_for_password(self, url: str) -> bool:
         """Return True if the registry asks for basic authentication.
 
-        This is a plain request, because oras would retry for a minute.
+        The request does not use oras, because oras would retry for a minute.
         """
         import requests
 

@@ -1,4 +1,4 @@
-"""Check a fleet's options beyond the schema, by the functions that the verbs themselves use."""
+"""Check rules for a fleet's options that the schema can't express, with the same functions as the verbs themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def check_options(fleet: Fleet) -> None:
     """Check the options of all jobs.
 
     Raises:
-        InputError: options of a job contradict each other or have no meaning; the message has the line of its model.
+        InputError: options of a job contradict each other or have no effect. The message names the line of the job's
+            model.
     """
     seen = set[str]()
     for job in fleet.iter_jobs():

@@ -1,4 +1,4 @@
-"""Define the outcomes of steps, cells and runs, which the driver passes to manifests, pages and tables."""
+"""Define the outcomes of steps, cells and runs. The driver makes them; manifests, pages and tables show them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class StepEnd:
     ``outcome`` is one of these:
 
     - "ok";
-    - "wrong": the verb found wrong numbers;
-    - "failed": no result, because of an error, a crash or a limit;
-    - "blocked": a step before it is wrong or failed;
-    - "not run": no machine can run it;
-    - "stale": in a dry run, it would run;
-    - "waits": in a dry run, it depends on the outputs of a stale step.
+    - "wrong": the verb did its work and found wrong numbers;
+    - "failed": the step has no result, because of an error, a crash or a limit;
+    - "blocked": a preceding step is wrong or failed;
+    - "not run": no machine can run the step;
+    - "stale": in a dry run, the step would run;
+    - "waits": in a dry run, the step depends on the outputs of a stale step.
 
     Attributes:
-        cached: the result was in the store.
-        seconds: time of the run that made the result.
-        peak: memory of its largest process in bytes.
+        cached: True if the result was in the store.
+        seconds: duration of the run that computed the result.
+        peak: peak memory of the step's largest process in bytes.
         outputs: path → stored file.
-        log: stored output that it printed; None if there is none.
+        log: stored text that the step printed; None if there is none.
         measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
     """
 
@@ -61,22 +61,22 @@ class CellOutcome(ShortRepr):
 
     ``status`` is one of these:
 
-    - "verified": all requested steps were done, with right results;
+    - "verified": all requested steps were done, and their results are right;
     - "built": the engine was built but not run on its GPU, or no verify step was requested;
-    - "wrong" or "failed": a step was;
-    - "not run": no machine can build or run it;
+    - "wrong" or "failed": a step of the cell is wrong or failed;
+    - "not run": no machine can build or run the cell;
     - "stale": in a dry run, a step would run.
 
     Attributes:
-        reason: why it is not verified.
-        step: step that decides the status.
-        seconds: time of the steps that ran now.
+        reason: reason why the cell is not verified.
+        step: name of the step that determines the status.
+        seconds: duration of the steps that ran in this run.
         bytes: size of the deployed files: the engine, or the ONNX file with its weights.
-        ran: number of steps that ran now.
+        ran: number of steps that ran in this run.
         cached: number of steps from the store.
         measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
         logs: (step, SHA-256 of its log).
-        shared_seconds: part of ``seconds`` that other cells of the job share.
+        shared_seconds: part of ``seconds`` that was spent on steps shared with other cells of the job.
         files: (name, SHA-256) of the deployed files.
     """
 
@@ -107,7 +107,7 @@ class CellOutcome(ShortRepr):
 
 @dataclass(frozen=True)
 class JobEnd:
-    """Job whose steps have all ended, in their order."""
+    """Finished job, with the outcome of each of its steps in the order of the steps."""
 
     job: FleetJob
     steps: tuple[StepEnd, ...]
@@ -155,7 +155,9 @@ class JobEnd:
 
 
 def _worst_status(steps: Sequence[StepEnd], target: FleetTarget) -> tuple[Status, StepEnd | None]:
-    """Return the status of a cell, and the step that decides it; None if no step does."""
+    """Return the status of a cell, and the step that determines it. The step is None if no step determines the
+    status.
+    """
     for outcome, status in _DECIDING:
         if (said := next((s for s in steps if s.outcome == outcome), None)) is not None:
             if outcome == "not run" and any(s.verb == "build" and s.outcome == "ok" for s in steps):
@@ -178,18 +180,18 @@ _DECIDING: tuple[tuple[StepOutcome, Status], ...] = (
 
 @dataclass(frozen=True, repr=False)
 class FleetRun(Renderable):
-    """Result of a run, true if no cell is wrong or failed.
+    """Result of a run. The record is true if no cell is wrong or failed.
 
-    Cells that were not run do not count as success and are reported.
+    Cells that were not run do not count as successes, and they are reported.
 
     Attributes:
         ran: number of steps that ran.
         cached: number of steps from the store.
-        machines: facts of the machines that ran steps.
-        before: cells of the previous run, by name.
+        machines: descriptions of the machines that ran steps.
+        before: name of a cell → the cell in the previous run.
         trend: summaries of the last runs, oldest first.
-        dry: nothing was run or written.
-        only: patterns of the models that were run; () for all.
+        dry: True for a dry run, in which nothing was run or written.
+        only: patterns that selected the models of this run; () if all models were selected.
         unrun: number of steps that neither ran nor were in the store.
     """
 
@@ -236,7 +238,7 @@ class FleetRun(Renderable):
         """Count the cells by status.
 
         Returns:
-            status → number of cells, without zeros.
+            status → number of cells, without statuses that no cell has.
         """
         found = {status: sum(c.status == status for c in self.cells) for status in STATUSES}
         return {status: count for status, count in found.items() if count}

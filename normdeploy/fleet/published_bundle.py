@@ -11,18 +11,18 @@ from typing import Protocol
 from .outcomes import CellOutcome
 from .step_store import StoredFile
 
-# Longest tag of distribution-spec, in characters.
+# Maximum length of a tag in characters, according to distribution-spec.
 _TAG = 128
 
 
 @dataclass(frozen=True)
 class PublishedBundle:
-    """Bundle on this disk.
+    """Bundle in a folder of this machine.
 
     Attributes:
         files: path → content.
         digest: SHA-256 of all files together.
-        manifest: SHA-256 of its manifest.
+        manifest: SHA-256 of the bundle's manifest.
     """
 
     folder: Path
@@ -51,15 +51,15 @@ class BundleDestination(Protocol):
         """Publish a bundle.
 
         Returns:
-            its address, and whether it is new there.
+            the bundle's address, and whether the bundle is new in the registry.
 
         Raises:
-            PublishError: the registry can't be reached, or refuses.
+            PublishError: the registry can't be reached, or refuses the bundle.
         """
 
 
 def cell_tag(cell: CellOutcome) -> str:
-    """Build a unique name for a cell, of letters, digits, ".", "-" and "_" only.
+    """Build a unique name for a cell. It consists of letters, digits, ".", "-" and "_".
 
     Returns:
         the name, which no other cell has.

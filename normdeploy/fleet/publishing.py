@@ -1,7 +1,7 @@
 """Publish the bundles of a fleet to an OCI registry or to MLflow.
 
-Only bundles with right results in the store are published. Each is copied out of the store, with every hash checked,
-before a byte is sent.
+A bundle is published only if the store has right results for its cell. Before anything is sent, the bundle is copied
+out of the store and every hash is checked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _FOLDER = "bundle/"
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """Outcome of one cell: ``where`` it is published, or the ``reason`` why it was refused."""
+    """Outcome of publishing one cell: ``where`` is the address of the published bundle, and ``reason`` tells why the
+    cell was refused.
+    """
 
     cell: str
     outcome: Literal["published", "there", "refused"]
@@ -48,7 +50,7 @@ class PublishedCell:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """Result of ``publish_bundles``, true if nothing was refused."""
+    """Result of ``publish_bundles``. The record is true if no cell was refused."""
 
     to: str
     items: tuple[PublishedCell, ...]
@@ -70,15 +72,16 @@ class PublishCall(PublishOptions):
 
 @take_fields_as_arguments(PublishCall)
 def publish_bundles(call: PublishCall) -> PublishResult:
-    """Publish the bundles of a fleet's verified cells; bundles that are already there are left unchanged.
+    """Publish the bundles of a fleet's verified cells. Bundles that are already in the registry are left unchanged.
 
     Args:
         file: fleet.toml.
-        to: "oci://HOST/REPOSITORY" or "mlflow://HOST/EXPERIMENT"; for http "oci+http://" and "mlflow+http://".
-        store: place of the store (`normdeploy.fleet.fleet_options`).
+        to: "oci://HOST/REPOSITORY" or "mlflow://HOST/EXPERIMENT". The forms for http instead of https are "oci+http://"
+            and "mlflow+http://".
+        store: path or URL of the store (`normdeploy.fleet.fleet_options`).
         only: patterns of models or of model/variant.
-        built: also publish cells whose engine was built but not run on its GPU.
-        trust: PEM files of public keys; records and bundles that none of them has signed are refused.
+        built: True to also publish cells whose engine was built but not run on its GPU.
+        trust: PEM files of public keys; records and bundles that none of these keys has signed are refused.
         progress: called with (cell, done, total).
 
     Returns:
@@ -87,7 +90,7 @@ def publish_bundles(call: PublishCall) -> PublishResult:
     Raises:
         InputError: the file is wrong, the store does not exist, or ``to`` is not a valid address.
         StoreError: the store can't be read.
-        PublishError: the registry can't be reached, or refuses a bundle; earlier bundles are published.
+        PublishError: the registry can't be reached, or refuses a bundle. Earlier bundles are then already published.
         RuntimeUnavailable: a library is missing.
     """
     fleet = read_fleet_file(call.file)
@@ -148,7 +151,7 @@ def _bundle_outputs(end: JobEnd, cell: CellOutcome) -> dict[str, StoredFile]:
 
 
 def _publish_refusal(cell: CellOutcome, outputs: Mapping[str, StoredFile], *, built: bool) -> str:
-    """Return the reason why a cell is not published; "" if it is."""
+    """Return the reason why a cell can't be published; "" if it can."""
     if cell.status != "verified" and not (built and cell.status == "built"):
         if cell.status == "built":
             hint = "; --built publishes it"

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import RuntimeUnavailable
 
-# Seconds that a connection may take.
+# Maximum seconds until a connection is open.
 _CONNECT = 5.0
-# Seconds within which the server, which may be busy, must answer by gRPC.
+# Maximum seconds until the server, which may be busy, answers by gRPC.
 _ANSWER = 10.0
 _START = "start a cluster with ray start --head, or pass the address of its head, such as ray://head:10001"
 
@@ -19,7 +19,7 @@ def connect_ray(address: str) -> Any:
     """Connect to a Ray cluster.
 
     Returns:
-        the module of Ray, connected.
+        the module of Ray, connected to the cluster.
 
     Raises:
         RuntimeUnavailable: Ray is not installed, or no cluster can be reached.
@@ -29,14 +29,15 @@ def connect_ray(address: str) -> Any:
     except ImportError as error:
         raise RuntimeUnavailable(f"--on {address} needs Ray: {error}; pip install 'normdeploy[ray]'") from error
     require_reachable(address)
-    # Without it, Ray warns of a future change.
+    # Without this variable, Ray warns of a future change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # No usage data is sent (docs/privacy.md).
+    # This turns off Ray's usage statistics (docs/reference/privacy.md).
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
-        # ConnectionError, RuntimeError of other versions, ValueError for the address.
+        # The type of the error depends on Ray's version: ConnectionError or RuntimeError. A wrong address raises
+        # ValueError.
         lines = str(error).strip().splitlines()
         raise RuntimeUnavailable(
             f"can't reach a Ray cluster at {address!r}: {lines[0] if lines else error}; {_START}"
@@ -45,9 +46,10 @@ def connect_ray(address: str) -> Any:
 
 
 def require_reachable(address: str) -> None:
-    """Check that a server answers, before Ray tries.
+    """Check that a server answers before Ray connects.
 
-    Ray itself would try for half a minute or, at the port of another server, forever, and print its attempts.
+    Ray itself would try for half a minute and print its attempts. At the port of another kind of server it would try
+    forever.
 
     Raises:
         RuntimeUnavailable: the address is HOST:PORT or ray://HOST:PORT, and no gRPC server answers there.
@@ -59,7 +61,7 @@ def require_reachable(address: str) -> None:
     if not host or not port.isdecimal():
         if protocol:
             raise RuntimeUnavailable(f"{address!r} lacks a host or port; {_START}")
-        # "auto", or an address that Ray refuses at once.
+        # The address is "auto", or an address that Ray refuses at once.
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
@@ -67,7 +69,7 @@ def require_reachable(address: str) -> None:
         why = getattr(error, "strerror", None) or error
         raise RuntimeUnavailable(f"can't reach a Ray cluster at {address!r}: {why}; {_START}") from error
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-        # The check would need a certificate.
+        # With TLS, this check would need a certificate, so it is skipped.
         return
     import grpc
 

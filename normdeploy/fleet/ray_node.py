@@ -1,4 +1,6 @@
-"""Run in the processes of a Ray node (`normdeploy.fleet.ray_pool`): describe its machine, and run steps there."""
+"""Functions that Ray runs in the processes of a node (`normdeploy.fleet.ray_pool`). They describe the node's machine
+and run steps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from .step_store import StepRecord, StepStore
 
 @dataclass(frozen=True)
 class MachineChanged:
-    """Answer of a node whose machine has changed since it was probed."""
+    """Answer of a node whose machine has changed since the node was probed."""
 
     machine: FleetMachine
     node: str
@@ -26,7 +28,9 @@ class MachineChanged:
 
 @dataclass(frozen=True)
 class StepRefused:
-    """Answer for a step that made no record; Ray would wrap a plain exception in more text."""
+    """Answer for a step that made no record. It is not an exception, because Ray would add text to the message of an
+    exception.
+    """
 
     error: NormdeployError
 
@@ -38,7 +42,7 @@ class WorkerSettings:
     Attributes:
         module: module that a step runs.
         preloaded: modules that are imported before any step.
-        machine: function that describes the machine.
+        machine: function that describes the node's machine.
     """
 
     module: str = "normdeploy"
@@ -47,14 +51,14 @@ class WorkerSettings:
 
 
 def probe_node(store: bytes, worker: WorkerSettings, seen: str) -> tuple[FleetMachine, bool] | StepRefused:
-    """Describe the machine of this node, and check the store; runs on the node.
+    """Describe the machine of this node, and check that the node can read the store. The function runs on the node.
 
     Args:
         store: pickled store for `open_node_store`.
         seen: object that the driver wrote into the store.
 
     Returns:
-        the machine, and whether the node can read that object; a refusal if the store can't be opened.
+        the machine, and whether the node can read the object ``seen``; a refusal if the store can't be opened.
     """
     try:
         return _current_machine(worker.machine), open_node_store(store).place.read(seen) is not None
@@ -67,7 +71,7 @@ def probe_node(store: bytes, worker: WorkerSettings, seen: str) -> tuple[FleetMa
 def run_on_node(
     task: StepTask, packed: bytes, worker: WorkerSettings, key: str
 ) -> StepRecord | MachineChanged | StepRefused:
-    """Run a step on this node if it has this key here; runs on the node.
+    """Run a step on this node if the step's key on this node is ``key``. The function runs on the node.
 
     Returns:
         the record, the changed machine, or the error.
@@ -86,10 +90,11 @@ def run_on_node(
 
 @cache
 def open_node_store(store: bytes) -> StepStore:
-    """Open the driver's store once in a process.
+    """Open the driver's store. A process opens it only once.
 
-    Ray itself would unpickle it anew for each step. If that failed, for lack of a key's file or of a library, Ray would
-    raise an error of its own. With Ray Client it would also open it in the cluster's head.
+    The store is passed as bytes, because Ray itself would unpickle it for each step. If the file of a key or a library
+    is missing, Ray's unpickling would fail with an error of Ray. With Ray Client, Ray would also open the store in the
+    cluster's head.
 
     Returns:
         the store.
@@ -106,7 +111,9 @@ def open_node_store(store: bytes) -> StepStore:
 
 @cache
 def _current_machine(machine: Callable[[], FleetMachine]) -> FleetMachine:
-    """Describe the machine once in a process, whose libraries stay the same from its start."""
+    """Describe the machine. Each process does this only once, because the libraries of a process do not change after
+    its start.
+    """
     return machine()
 
 
@@ -114,10 +121,10 @@ _warmed: dict[tuple[WorkerSettings, str | None], ForkClient] = {}
 
 
 def _node_process(worker: WorkerSettings, devices: str | None) -> ForkClient:
-    """Return the warm process of this Ray process.
+    """Return the warm process that this process of Ray uses.
 
-    Ray sets the GPU of a step in the environment, which a warm process keeps from its start, so other devices need a
-    new one.
+    Ray sets the GPU of a step in the environment. A warm process keeps the environment that it had at its start, so a
+    step with other devices needs a new warm process.
     """
     if (worker, devices) not in _warmed:
         while _warmed:

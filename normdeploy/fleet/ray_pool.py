@@ -1,10 +1,11 @@
 """Run steps on the nodes of a Ray cluster.
 
-A task probes each node with CPUs once. It reports the node's machine and whether the node can read the store. A step
-may run on every node on which its key is the same as on the machine that the driver chose; Ray picks one of them. A
-node states its GPUs (``num_gpus``, which Ray detects). It may also state custom resources: ``cc89`` for GPUs of compute
-capability 8.9, ``builder`` for machines that build engines. A step that needs a GPU takes one of each resource that its
-nodes state, so that two steps never share a GPU.
+Each node with CPUs is probed once. The probe is a task that reports the node's machine and whether the node can read
+the store. The driver chooses a machine for each step. The step may then run on every node on which the step's key is
+the same as on this machine, and Ray picks one of these nodes. A node states its GPUs (``num_gpus``, which Ray detects).
+It may also state custom resources: ``cc89`` for GPUs of compute capability 8.9, ``builder`` for machines that build
+engines. A step that needs a GPU takes one unit of each GPU resource that its nodes state, so that two steps never share
+a GPU.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from .step_store import StepRecord, StepStore
 
 # Seconds between two checks of the nodes.
 _LOOK = 1.0
-# Seconds within which a new node must start a process and answer.
+# Maximum seconds until a new node has started a process and answered its probe.
 _PROBE = 300.0
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """Node that was probed; ``resources`` maps the names of its stated resources to amounts."""
+    """Node that was probed. ``resources`` maps the names of the node's resources to amounts."""
 
     id: str
     machine: FleetMachine
@@ -46,7 +47,7 @@ class RayNode:
 
 @dataclass
 class _PendingStep:
-    """Step that was submitted to Ray."""
+    """Step that was submitted to Ray and has not ended."""
 
     task: StepTask
     nodes: frozenset[str]
@@ -55,12 +56,12 @@ class _PendingStep:
 
 
 class RayPool:
-    """Run steps on a Ray cluster, each in a fork of a warm process that its node's Ray process keeps.
+    """Run steps on a Ray cluster. Each step runs in a fork of a warm process, which a Ray process of the node keeps.
 
     Args:
         address: "auto" for this machine's own cluster, "HOST:PORT", or "ray://HOST:10001".
         worker: settings of the nodes' processes; None for the defaults.
-        wait: seconds to wait for the first node with a CPU, if there is none.
+        wait: seconds to wait for a first node with a CPU, if the cluster has no such node.
 
     Raises:
         RuntimeUnavailable: Ray is not installed, the cluster can't be reached, or no node has normdeploy.
@@ -110,7 +111,7 @@ class RayPool:
         """Return the machines of all nodes.
 
         Returns:
-            equal machines only once.
+            the machines, without duplicates.
         """
         return tuple({repr(node.machine): node.machine for node in self._list_nodes()}.values())
 
@@ -118,7 +119,7 @@ class RayPool:
         """Submit a step to the nodes that may run it.
 
         Returns:
-            a future of its record; it fails with ProcessVanished if no node fits any more.
+            a future of the step's record. It fails with ProcessVanished if no node can run the step any more.
         """
         future: Future[StepRecord] = Future()
         key = task.key_on(machine)[0]
@@ -180,14 +181,14 @@ class RayPool:
 
     def _handle_answer(self, waiting: _PendingStep, answer: Future[StepRecord | MachineChanged | StepRefused]) -> None:
         with self._lock:
-            # Its nodes were lost, or the run has ended.
+            # The step's nodes were lost, or the run has ended.
             if waiting not in self._waiting:
                 return
             self._waiting.remove(waiting)
         try:
             told = answer.result()
         except self._ray.exceptions.RayTaskError as error:
-            # This is an unexpected error of the step.
+            # The step raised an unexpected error.
             waiting.future.set_exception(error)
         except Exception as error:
             # Ray raises if the node, its process or the connection is gone.
@@ -220,7 +221,7 @@ class RayPool:
                 self._fail_orphaned_steps(frozenset(), lost)
 
     def _refresh_nodes(self, seconds: float = 0.0) -> None:
-        """Find new and lost nodes, and wait up to ``seconds`` for the answers of new ones."""
+        """Find new and lost nodes, and wait up to ``seconds`` for the answers of new nodes."""
         alive = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
         with self._lock:
             self._offered = {name for resources in alive.values() for name, amount in resources.items() if amount}
@@ -250,7 +251,7 @@ class RayPool:
         try:
             answer = self._ray.get(reference)
         except Exception as error:
-            # An error of Ray, or of importing normdeploy on the node.
+            # Ray failed, or normdeploy could not be imported on the node.
             if not any(node["NodeID"] == name and node["Alive"] for node in self._ray.nodes()):
                 # The node was lost while it was probed.
                 return
@@ -274,7 +275,7 @@ class RayPool:
             self._nodes[name] = RayNode(name, drop_unsharable_gpus(machine, resources), resources)
 
     def _fail_orphaned_steps(self, alive: frozenset[str], why: str) -> None:
-        """Fail steps whose nodes are all gone; they would wait forever."""
+        """Fail steps whose nodes are all lost, because such steps would wait forever."""
         with self._lock:
             lost = [one for one in self._waiting if not one.nodes & alive]
             self._waiting = [one for one in self._waiting if one.nodes & alive]
@@ -305,10 +306,10 @@ def find_nodes_for(nodes: Sequence[RayNode], task: StepTask, key: str) -> tuple[
 
 
 def drop_unsharable_gpus(machine: FleetMachine, resources: Mapping[str, float]) -> FleetMachine:
-    """Remove a machine's GPUs if steps can't use them safely.
+    """Remove the GPUs from a machine's description if steps can't use them safely.
 
-    That is the case if its node states no GPU, because Ray can't keep two steps from sharing one. It is also the case
-    if the node has several kinds, because the kind that a step would get is unknown.
+    If the node states no GPU, its GPUs are not safe, because Ray can't keep two steps from sharing a GPU. If the node
+    has several kinds of GPUs, they are not safe either, because it is unknown which kind a step would get.
 
     Returns:
         the machine, or a copy without GPUs.

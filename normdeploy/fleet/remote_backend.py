@@ -1,8 +1,8 @@
-"""Access a store's place on file systems of fsspec: S3, GCS, Azure.
+"""Access a store on a remote file system of fsspec: S3, GCS or Azure.
 
-An object is written whole or not at all, and a conditional put refuses a second one of the same name. The condition is
-If-None-Match on S3 (s3fs) and Azure (adlfs), and ifGenerationMatch=0 on GCS (gcsfs). Other file systems of fsspec check
-whether a name exists before they write, so two writers may both succeed; they are refused.
+The file system writes an object whole or not at all. A conditional put refuses a second object of the same name. The
+condition is If-None-Match on S3 (s3fs) and Azure (adlfs), and ifGenerationMatch=0 on GCS (gcsfs). Other file systems of
+fsspec check whether a name exists before they write, so two writers may both succeed. Such file systems are refused.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from .store_backends import FolderBackend, ObjectEntry, StoreBackend
 # Seconds that a claim lasts without being renewed.
 LEASE = 60.0
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-# gcsfs logs a traceback of the errors that it raises; without a handler, Python would print it.
+# Handler that discards log messages. gcsfs logs a traceback of each error that it raises. Without a handler, Python
+# would print these tracebacks.
 _NOWHERE = logging.NullHandler()
-# Tries of a write that the store asks to repeat later.
+# Maximum number of tries of a write, if the server asks to repeat the write later.
 _LATER = 5
 
 
 class RemoteBackend:
-    """Place that fsspec reaches, by its URL. Credentials are those that its library finds.
+    """Store at a URL that fsspec can open. The library of the file system finds the credentials.
 
-    Clocks of drivers that share it may differ by a few seconds, far less than ``LEASE``.
+    The clocks of drivers that share the store may differ by a few seconds, but by far less than ``LEASE``.
 
     Args:
         options: options of the file system's library.
@@ -56,7 +57,7 @@ class RemoteBackend:
         try:
             from fsspec.core import url_to_fs
 
-            # Changes by other drivers must be visible, so listings are not cached.
+            # Listings are not cached, so that changes by other drivers are visible.
             self.files, self.root = url_to_fs(url, use_listings_cache=False, **(options or {}))
         except ImportError as error:
             library = {"s": "s3fs", "g": "gcsfs", "a": "adlfs"}[protocol[0]]
@@ -67,8 +68,8 @@ class RemoteBackend:
             ) from error
         self.url, self._options, self._held = url, options, _LeaseRenewer(self)
         logging.getLogger("gcsfs").addHandler(_NOWHERE)
-        # s3fs would otherwise query the size first, to read a large file in parts: two requests for each
-        # record.
+        # Without this option, s3fs would first query the size, to read a large file in parts. Each record would then
+        # take two requests.
         known = inspect.signature(self.files.cat_file).parameters
         if "max_concurrency" in known:
             self._whole = {"max_concurrency": 1}
@@ -79,9 +80,9 @@ class RemoteBackend:
         return RemoteBackend, (self.url, self._options)
 
     def check_writable(self) -> None:
-        """Check before a run that the place can be written and refuses a second object of one name.
+        """Check before a run that the store can be written and refuses a second object of the same name.
 
-        Also remove claims whose owner is long dead.
+        Also remove claims whose owner ended long ago.
 
         Raises:
             StoreError: a check fails.
@@ -119,7 +120,7 @@ class RemoteBackend:
         """Write a new object by a conditional put, which a busy server may ask to retry.
 
         Returns:
-            False if an object of this name exists; it is left unchanged.
+            False if an object of this name exists. The existing object is left unchanged.
         """
         with self._convert_fsspec_errors():
             for tries in range(_LATER):
@@ -130,12 +131,13 @@ class RemoteBackend:
                     return False
                 except OSError as error:
                     refused = _server_error_code(error)
-                    # s3fs recognizes it by a field that not all servers send.
+                    # s3fs recognizes an existing object by a field that not all servers send, so the error code is
+                    # checked too.
                     if refused in ("PreconditionFailed", "412"):
                         return False
                     if refused not in ("ConditionalRequestConflict", "409") or tries == _LATER - 1:
                         raise
-                    # S3 may ask both of two simultaneous writers to retry.
+                    # If two writers write at the same time, S3 may ask both to retry.
                     time.sleep(0.1 * 2**tries)
         raise AssertionError("unreachable")
 
@@ -161,7 +163,7 @@ class RemoteBackend:
             found = self.files.find(self._object_path(prefix), detail=True)
         skipped = len(self.root.rstrip("/")) + 1
         for path, told in found.items():
-            # Keys of S3, Azure and GCS.
+            # S3, Azure and GCS use different keys for the time.
             written = told.get("LastModified") or told.get("last_modified") or told.get("mtime") or 0
             if hasattr(written, "timestamp"):
                 at = written.timestamp()
@@ -174,10 +176,11 @@ class RemoteBackend:
             self.files.rm_file(self._object_path(name))
 
     def claim(self, name: str) -> Callable[[], None] | None:
-        """Take a lease, which is renewed while it is held; the owner of a lease older than ``LEASE`` is dead.
+        """Take a lease on a name, and renew it until it is released. If a lease is older than ``LEASE``, its owner has
+        ended.
 
         Returns:
-            a function that releases it; None if another driver has it.
+            a function that releases the lease; None if another driver has the lease.
         """
         path, token = f"claims/{name}", secrets.token_hex(8)
         if not self.create(path, _encode_lease(token)) and not self._take_over_lease(path, token):
@@ -192,23 +195,23 @@ class RemoteBackend:
         return release_lease
 
     def overwrite(self, name: str, data: bytes) -> None:
-        """Write an object, replacing an existing one."""
+        """Write an object. An existing object of the same name is replaced."""
         with self._convert_fsspec_errors():
             self.files.pipe_file(self._object_path(name), data)
 
     def _take_over_lease(self, path: str, token: str) -> bool:
         """Take over a lease that has expired.
 
-        If several drivers find an expired lease, the one that creates a second name beside it takes it, and only if the
-        lease is still the same.
+        Several drivers may find the same expired lease. The driver that creates a second object next to the lease takes
+        over the lease, provided that the lease has not changed in the meantime.
 
         Returns:
-            True if the lease is ours now.
+            True if this driver has the lease now.
         """
         held = self.read(path)
         if held is None:
             return self.create(path, _encode_lease(token))
-        # This driver wrote it, and the library retried because an answer was lost.
+        # This driver wrote the object: the library wrote it a second time because the first answer was lost.
         if _lease_owner(held) == token:
             return True
         if time.time() < _lease_expiry(held):
@@ -216,7 +219,8 @@ class RemoteBackend:
         over = f"{path}.over"
         if not self.create(over, _encode_lease(token)):
             if time.time() > _lease_expiry(self.read(over) or b""):
-                # Its owner died at this point; the next driver to ask continues.
+                # The driver that created the second object ended before it had taken over the lease. Delete the object,
+                # so that the next driver can take over the lease.
                 self.delete(over)
             return False
         try:
@@ -237,7 +241,7 @@ class RemoteBackend:
         except StoreError:
             raise
         except Exception as error:
-            # Each library has its own exceptions.
+            # Each library raises its own exceptions.
             raise StoreError(
                 f"the store {self.url!r} can't be used: {type(error).__name__}: {error}; stored results are "
                 "intact, and the next run resumes from them"
@@ -245,7 +249,7 @@ class RemoteBackend:
 
 
 class _LeaseRenewer:
-    """Renew the leases of a place in one thread, while there are any."""
+    """Renew the leases of a store. One thread does this as long as there are leases."""
 
     def __init__(self, place: RemoteBackend) -> None:
         self._place, self._leases = place, dict[str, str]()
@@ -267,7 +271,8 @@ class _LeaseRenewer:
         while True:
             time.sleep(LEASE / 4)
             for path, token in list(self._leases.items()):
-                # The lock spans each write, because a released lease must not be written again.
+                # The lock is held during each write, because a lease that is released in the meantime must not be
+                # written again.
                 with self._lock, contextlib.suppress(StoreError):
                     if path in self._leases:
                         self._place.overwrite(path, _encode_lease(token))
@@ -300,16 +305,16 @@ def _lease_expiry(lease: bytes) -> float:
 
 
 def open_backend(url: str) -> StoreBackend:
-    """Open the place of a store.
+    """Open the backend of a store.
 
     Args:
         url: path of a folder, or URL that fsspec reads.
 
     Returns:
-        the place.
+        the backend.
 
     Raises:
-        StoreError: it can't be used.
+        StoreError: the folder or URL can't be used.
         RuntimeUnavailable: the URL needs a library that is not installed.
     """
     if "://" in url and not url.startswith("file://"):

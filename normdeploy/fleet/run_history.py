@@ -3,10 +3,10 @@
     runs/<id>/manifest.jsonl   a line for each step, in the fleet's order: step, outcome, key, outputs
     runs/<id>/cells.jsonl      a line for each cell: name, status, numbers, times
     runs/<id>/run.json         the fleet file, machines, counts, and the hashes of the two other files; written last, so
-                               a run without it did not end
+                               a run without this file did not end
 
-A manifest contains no times, machines or speeds. So the same fleet gives the same bytes on any machine, as far as its
-steps are reproducible.
+A manifest contains no times, machines or speeds. So if a fleet's steps are reproducible, the fleet gives the same
+manifest on any machine.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .outcomes import CellOutcome, FleetRun, JobEnd
 from .step_store import StepStore
 
 RUN = "normdeploy/fleet-run/1"
-# Number of runs that a page plots.
+# Maximum number of runs that a page plots.
 _TREND = 30
 
 
 class RunWriter:
-    """Write a run into the store after it ended; until then it is kept in temporary files."""
+    """Write a run into the store when the run has ended. Until then, the lines are kept in temporary files."""
 
     def __init__(self, store: StepStore) -> None:
         now = datetime.now(UTC)
@@ -53,7 +53,7 @@ class RunWriter:
         for step in end.steps:
             outputs = {path: [file.sha256, file.bytes] for path, file in sorted(step.outputs.items())}
             told: dict[str, Any] = {"step": step.step, "outcome": step.outcome, "key": step.key, "reason": step.reason}
-            # Times differ from run to run.
+            # The outputs of ``bench`` contain times, which differ from run to run, so the manifest leaves them out.
             if step.verb != "bench":
                 told["outputs"] = outputs
             self._manifest.write(json.dumps(told, sort_keys=True) + "\n")
@@ -95,10 +95,10 @@ class RunWriter:
 
 
 def list_runs(store: StepStore) -> list[dict[str, Any]]:
-    """List the runs that ended; in a store that requires signatures, only signed ones.
+    """List the runs that ended. In a store that requires signatures, list only signed runs.
 
     Returns:
-        the content of each run.json, oldest first, with the time "written" in seconds since 1970.
+        the content of each run.json, oldest first, with the additional key "written": the time in seconds since 1970.
     """
     found = []
     for entry in store.place.list_entries("runs/"):
@@ -110,10 +110,10 @@ def list_runs(store: StepStore) -> list[dict[str, Any]]:
 
 
 def find_last_run(store: StepStore, file: str) -> dict[str, Any] | None:
-    """Find the last run of a fleet file, preferably one of all its models.
+    """Find the last run of a fleet file, preferably a run of all its models.
 
     Returns:
-        the content of its run.json; None if it was never run.
+        the content of its run.json; None if the file was never run.
     """
     mine = [r for r in list_runs(store) if r["file"] == file]
     found = [r for r in mine if not r.get("only")] or mine
@@ -126,17 +126,17 @@ def status_trend(store: StepStore, file: str) -> tuple[Mapping[str, float], ...]
     """Summarize the last runs of all models of a file.
 
     Returns:
-        for each run, oldest first, the number of cells by status, and "bytes".
+        for each run, oldest first, status → number of cells, and "bytes" → total size.
     """
     mine = [r for r in list_runs(store) if r["file"] == file and not r.get("only")][-_TREND:]
     return tuple({**r["counts"], "bytes": r["bytes"]} for r in mine)
 
 
 def trend_point(cells: Sequence[CellOutcome]) -> Mapping[str, float]:
-    """Summarize a run that is not in the store yet, as ``status_trend`` summarizes stored ones.
+    """Summarize a run that is not in the store yet, as ``status_trend`` summarizes stored runs.
 
     Returns:
-        the number of cells by status, and "bytes".
+        status → number of cells, and "bytes" → total size.
     """
     return {**Counter(cell.status for cell in cells), "bytes": sum(cell.bytes for cell in cells)}
 
@@ -173,8 +173,8 @@ def _find_run(store: StepStore, run: str) -> dict[str, Any]:
     """Read and check the run.json of a run.
 
     Raises:
-        StoreError: it is not trusted.
-        ValueError, KeyError, TypeError: it does not describe that run.
+        StoreError: the file is not trusted.
+        ValueError, KeyError, TypeError: the file does not describe that run.
     """
     told: dict[str, Any] = json.loads(store.opened(store.place.read(f"runs/{run}/run.json") or b""))
     if told["schema"] != RUN or told["id"] != run or not isinstance(told["files"], dict):

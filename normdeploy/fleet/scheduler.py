@@ -1,16 +1,18 @@
 """Schedule the steps of a fleet: results in the store are reused, and all other steps run on a pool.
 
 Only a few jobs are in memory at a time, independent of the fleet's size. The ends of jobs are yielded in the fleet's
-order. If a step has no result, the later steps of the job that need the result end too; all others go on.
+order. If a step ends without a result, the steps of the job that need this result also end. All other steps go on.
 
 A step goes through these stages:
 
 1. Decide. If an earlier step blocks the step, it ends. If no machine can run it, it ends as "not run". Otherwise its
    record is looked up in the store.
 2. Look up. If the store has a record, the step ends with it. Otherwise the step is ready.
-3. Claim, when the pool has room. If another driver or job has the claim, the step is decided again later. If a record
-   was written since the lookup, the step ends with it. Otherwise the pool runs the step.
-4. Return. The step ends with its result. If its machine vanished or an input is damaged, the step is decided again.
+3. Claim. When the pool has room, the step is claimed, so that no other driver runs it. If another driver or job has the
+   claim, the step is decided again later. If a record was written since the lookup, the step ends with it. Otherwise
+   the pool runs the step.
+4. Return. The step ends with its result. But if the step's machine vanished or one of its inputs is damaged, the step
+   is decided again.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from .step_keys import FleetMachine
 from .step_store import DamagedObject, StepRecord, StepStore
 from .store_queries import AT_A_TIME, StoreQueries
 
-# Tries of a step whose machine vanishes, or whose inputs are damaged.
+# Maximum number of tries of a step whose machine vanishes or whose inputs are damaged.
 _TRIES = 3
-# Seconds between two checks of steps that others run.
+# Seconds between two checks of steps that other drivers run.
 _POLL = 0.5
 
 
@@ -47,8 +49,9 @@ class StepPool(Protocol):
     """Pool that runs steps.
 
     Attributes:
-        machines: kinds of machines that are available now.
-        shares_files: the machines can read this machine's files; otherwise sources go through the store.
+        machines: descriptions of the machines that are available now.
+        shares_files: True if the machines can read this machine's files. Otherwise sources are first copied to the
+            store.
     """
 
     shares_files: bool
@@ -61,7 +64,7 @@ class StepPool(Protocol):
     def machines(self) -> Sequence[FleetMachine]: ...
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
-        """Run a step on a machine of this kind (`normdeploy.fleet.step_execution.execute_step`).
+        """Run a step on a machine with this description (`normdeploy.fleet.step_execution.execute_step`).
 
         Returns:
             a future of its record.
@@ -75,7 +78,7 @@ class StepPool(Protocol):
 
 @dataclass(frozen=True)
 class _SubmittedStep:
-    """Step that the pool runs, and whose key this driver has claimed."""
+    """Step that the pool is running. This driver has claimed the step's key."""
 
     run: JobState
     task: StepTask
@@ -84,14 +87,14 @@ class _SubmittedStep:
 
 @dataclass
 class Scheduler:
-    """Run jobs on a pool, or plan them without one.
+    """Run jobs on a pool, or plan them without a pool.
 
     Args:
-        pool: pool that runs steps; None runs nothing, and steps that would run are "stale".
-        machines: machines for which a plan is made; only without a pool.
+        pool: pool that runs steps. None runs nothing, and a step that would run is "stale".
+        machines: machines for which to plan; used only without a pool.
         wait: seconds that a step waits for a machine that can run it.
-        explain: returns the end of a step that would run, from the step, its key and the key's content; only without a
-            pool.
+        explain: function (step, key, content of the key) that returns the end of a step that would run; used only
+            without a pool.
         progress: called with (step, done, total).
         total: number of steps; 0 if unknown.
     """
@@ -112,10 +115,10 @@ class Scheduler:
     _claiming: int = 0
     _futures: dict[Future[StepRecord], _SubmittedStep] = field(default_factory=dict)
     _elsewhere: list[tuple[JobState, JobStep]] = field(default_factory=list)
-    # Time at which the steps of other drivers were last checked.
+    # Time in seconds of the last check of the steps that other drivers run.
     _polled: float = 0.0
     _uploaded: set[str] = field(default_factory=set)
-    # One lock for each file.
+    # SHA-256 of a file → lock that its upload holds.
     _uploads: dict[str, threading.Lock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,14 +126,14 @@ class Scheduler:
         self.notes = self._questions.notes
 
     def run(self, jobs: Iterable[FleetJob]) -> Generator[JobEnd, None, None]:
-        """Run all jobs, and release all claims at the end or when the generator is closed.
+        """Run all jobs. At the end, or when the generator is closed, all claims are released.
 
         Yields:
             the end of each job, in their order.
 
         Raises:
             StoreError: the store can't be reached or written.
-            InputError: a source can't be read, or was changed meanwhile.
+            InputError: a source can't be read, or was changed during the run.
         """
         if self.pool is not None:
             window = 4 * self.pool.size + 16
@@ -163,7 +166,7 @@ class Scheduler:
                 self._decide_step(run, step)
 
     def _decide_step(self, run: JobState, step: JobStep) -> None:
-        """End a step that can't run; look up the record of a step that can."""
+        """End a step that can't run. Look up the record of a step that can run."""
         if (end := run.blocked_end(step)) is not None:
             self._record_end(run, end)
             return
@@ -197,7 +200,7 @@ class Scheduler:
         step = task.step
         run.busy.discard(step.name)
         if not run.can_begin(step) or not run.is_current(task):
-            # Its inputs are made again, so its key will change.
+            # The step's inputs are computed again, so its key will change.
             return
         if record is not None:
             self._record_end(run, end_from_record(step, record, cached=True))
@@ -211,7 +214,9 @@ class Scheduler:
             run.ready[step.name] = replace(task, made=made), machine
 
     def _submit_ready_steps(self, active: Sequence[JobState]) -> None:
-        """Claim as many steps as the pool has room for, in the order of the jobs; other drivers may claim the rest."""
+        """Claim as many steps as the pool has room for, in the order of the jobs. Other drivers may claim the other
+        steps.
+        """
         assert self.pool is not None or not any(run.ready for run in active)
         for run in active:
             for step in [s for s in run.steps if s.name in run.ready]:
@@ -224,10 +229,11 @@ class Scheduler:
 
     def _claim_step(self, run: JobState, task: StepTask, machine: FleetMachine, key: str) -> None:
         def claim_or_find_record() -> StepTask | StepRecord | None:
-            """Claim a step unless another driver has it.
+            """Claim a step unless another driver has claimed it.
 
             Returns:
-                the task to run; the record if it was written since the lookup; None if another driver has the claim.
+                the task to run; the record if another driver wrote it since the lookup; None if another driver has the
+                claim.
             """
             if not self._questions.claim(key):
                 return None
@@ -248,7 +254,7 @@ class Scheduler:
     ) -> None:
         self._claiming -= 1
         if told is not None and not (run.can_begin(task.step) and run.is_current(task)):
-            # Its inputs are made again, so its key will change.
+            # The step's inputs are computed again, so its key will change.
             run.busy.discard(task.step.name)
             self._questions.release_later(key)
         elif told is None:
@@ -263,11 +269,11 @@ class Scheduler:
             self._futures[self.pool.submit(told, machine)] = _SubmittedStep(run, task, key)
 
     def _upload_inputs(self, task: StepTask) -> StepTask:
-        """Store all inputs of a task; may run in a thread."""
+        """Store all inputs of a task. This may run in a thread."""
         inputs = {}
         for name, file in task.inputs.items():
             if file.path is not None:
-                # Variants share a source.
+                # Tasks of several variants may store the same source at the same time.
                 with self._uploads.setdefault(file.stored.sha256, threading.Lock()):
                     if file.stored.sha256 not in self._uploaded and self.store.put(file.path) != file.stored:
                         raise InputError(f"{file.path.name!r} changed while the fleet ran; run it again")
@@ -276,7 +282,7 @@ class Scheduler:
         return StepTask(task.step, inputs, task.made)
 
     def _wait_for_progress(self, active: Sequence[JobState]) -> None:
-        """Wait until a pending step or query makes progress, and decide the steps that follow."""
+        """Wait until a pending step or query ends, and decide the steps that depend on it."""
         polls = bool(self._elsewhere) or any(run.waiting for run in active)
         if self.pool is not None:
             self.pool.set_waiting_steps(
@@ -309,7 +315,7 @@ class Scheduler:
                 self._decide_ready_steps(run)
 
     def _handle_result(self, future: Future[StepRecord], told: _SubmittedStep) -> None:
-        """End a step that the pool ran, or let it be decided again."""
+        """End a step that the pool ran, or mark it to be decided again."""
         run = told.run
         step = told.task.step
         try:
@@ -330,7 +336,8 @@ class Scheduler:
                     self.store.void_record(run.ends[name].key)
                     run.forget_step(name)
         else:
-            # A task that is not current read damaged inputs. They are made again, and then the step is decided again.
+            # If a task is not current, its inputs were damaged. They are computed again, and then the step is decided
+            # again.
             if run.is_current(told.task):
                 self._record_end(run, end_from_record(step, record, cached=False))
 

@@ -1,8 +1,9 @@
-"""Open a store whose records are signed, and trusted only if a trusted key has signed them.
+"""Open a store with signed records. A record is trusted only if a trusted key has signed it.
 
-A record is the payload of a DSSE envelope (`normdeploy.evidence.signed_envelope`). It contains its key, which is the
-hash of everything that the step depended on, and the hashes of the outputs. So it is refused under another name or
-beside another object. The summary of a run is signed too; it contains the run's name and the hashes of its files.
+A record is the payload of a DSSE envelope (`normdeploy.evidence.signed_envelope`). The record contains its key, which
+is the hash of everything that the step depended on, and the hashes of the outputs. So a record is refused if it is
+stored under the key of another step or if its outputs were changed. The summary of a run is signed too; it contains the
+run's name and the hashes of its files.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .store_backends import StoreBackend
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# Environment variables that name keys; os.pathsep separates several keys.
+# Environment variables that name files of keys. os.pathsep separates several files.
 SIGN, TRUST = "NORMDEPLOY_SIGN", "NORMDEPLOY_TRUST"
 KIND = "application/vnd.normdeploy.store+json"
 
 
 @dataclass(frozen=True)
 class RecordSigner:
-    """Sign a record."""
+    """Function that signs a record."""
 
     signer: Signer
 
@@ -39,7 +40,7 @@ class RecordSigner:
 
 @dataclass(frozen=True)
 class EnvelopeOpener:
-    """Return the record in an envelope that one of the keys has signed."""
+    """Function that returns the record of an envelope, if one of the keys has signed it."""
 
     keys: tuple[Key, ...]
 
@@ -51,10 +52,10 @@ class EnvelopeOpener:
 
 
 def open_signed_store(place: StoreBackend, sign: PathLike | None = None, trust: Sequence[PathLike] = ()) -> StepStore:
-    """Open the store of a place.
+    """Open the store in a backend.
 
     Args:
-        sign: PEM file of a private key, which signs everything that is written; its signatures are trusted.
+        sign: PEM file of a private key that signs everything that is written. Signatures of this key are trusted.
         trust: PEM files of public keys whose signatures are trusted. Without any key, all records are trusted.
 
     Returns:
@@ -72,7 +73,7 @@ def open_signed_store(place: StoreBackend, sign: PathLike | None = None, trust: 
 
 
 def resolve_keys(sign: PathLike | None, trust: Sequence[PathLike]) -> tuple[PathLike | None, Sequence[PathLike]]:
-    """Use the environment's keys if none are given.
+    """Take the keys from the environment variables if no keys are given.
 
     Returns:
         the private key or None, and the public keys.
@@ -82,10 +83,10 @@ def resolve_keys(sign: PathLike | None, trust: Sequence[PathLike]) -> tuple[Path
 
 
 def require_signer(sign: PathLike | None, trust: Sequence[PathLike]) -> None:
-    """Check that the driver will trust its own records.
+    """Check that this driver would trust the records that it writes.
 
     Raises:
-        InputError: only signed records are trusted, but no key signs new ones.
+        InputError: only signed records are trusted, but no key signs new records.
     """
     if trust and sign is None:
         raise InputError(

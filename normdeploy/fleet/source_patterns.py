@@ -1,4 +1,4 @@
-"""Expand the patterns of a fleet's sources as ``glob.glob`` does, but look at a bounded number of files."""
+"""Expand the patterns of a fleet's sources as ``glob.glob`` does, but visit only a limited number of files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-# Entries of folders; a walk through this many takes seconds.
+# Maximum number of files and folders that a pattern visits. Visiting this many takes seconds.
 MOST_SEEN = 200_000
 
 
 class TooManyFiles(Exception):
-    """Error for a pattern that looks at more than `MOST_SEEN` files and folders."""
+    """Error for a pattern that visits more than `MOST_SEEN` files and folders."""
 
 
 def expand_pattern(pattern: str, folder: Path) -> Iterator[Path]:
@@ -22,7 +22,7 @@ def expand_pattern(pattern: str, folder: Path) -> Iterator[Path]:
     Names with a leading dot match only parts with a leading dot, as in a shell.
 
     Raises:
-        TooManyFiles: the pattern looks at too many files and folders.
+        TooManyFiles: the pattern visits too many files and folders.
     """
     top = Path(os.path.abspath(folder))
     for path in _PatternWalk().find_matches(str(top), PurePath(pattern).parts):
@@ -63,7 +63,7 @@ class _PatternWalk:
         try:
             names = sorted(os.listdir(folder))
         except OSError:
-            # It is not a folder, or can't be read.
+            # The path is not a folder, or can't be read.
             return []
         self._seen += len(names)
         if self._seen > MOST_SEEN:

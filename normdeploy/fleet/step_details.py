@@ -19,7 +19,7 @@ from .store_backends import FolderBackend
 
 
 class FoundSteps:
-    """Steps with their records, and the store of these.
+    """Steps with their records, and the store that contains the records.
 
     Args:
         steps: (name, outcome, record); record is None if the step has none.
@@ -32,17 +32,17 @@ class FoundSteps:
 def find_steps(
     file: PathLike, name: str, *, store: PathLike | None = None, trust: Sequence[PathLike] = ()
 ) -> FoundSteps:
-    """Find the steps of a name in the last run of a fleet.
+    """Find the steps that a name selects in the last run of a fleet.
 
     Args:
-        name: name of a cell, a job or a step, or a key.
-        trust: PEM files of public keys; records that none of them has signed are refused.
+        name: name of a cell, a job or a step, or the start of a step's key.
+        trust: PEM files of public keys; records that none of these keys has signed are refused.
 
     Returns:
         the steps with their records.
 
     Raises:
-        InputError: there was no run, or no such step in it.
+        InputError: the fleet has no run, or its last run has no such step.
         StoreError: the store can't be read, or holds an untrusted record.
     """
     fleet = read_fleet_file(file)
@@ -52,7 +52,7 @@ def find_steps(
         raise InputError(
             f"the store {opened.place.url!r} has no run of {fleet.path.name}; start one with normdeploy fleet run"
         )
-    # The last runs may not have covered this model.
+    # The latest runs may have left out this model, so go back as far as the last run of all models.
     for run in reversed(mine):
         wanted = [t for t in run_history.iter_run_steps(opened, run["id"]) if _matches_step(name, t["step"], t["key"])]
         if wanted or not run.get("only"):
@@ -71,8 +71,8 @@ def find_steps(
 def _matches_step(name: str, step: str, key: str) -> bool:
     """Return True if ``name`` selects a step.
 
-    A step is selected by its own name, by its cell or job, or by at least eight characters of its key. Steps before the
-    targets belong to every cell of their job.
+    A step is selected by its own name, by its cell or job, or by at least eight characters of its key. A step that is
+    shared by all targets belongs to every cell of its job.
     """
     job = step.rsplit("/", 1)[0]
     return (
@@ -93,15 +93,15 @@ def read_log(found: FoundSteps, record: StepRecord) -> str:
 
 
 def log_readers(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[str], str] | None]:
-    """Build functions that find logs for a page.
+    """Build functions that return logs, and links to logs, for a page.
 
     Args:
-        url: place of the store.
+        url: path or URL of the store.
         page: path of the page.
 
     Returns:
-        SHA-256 of a log → its text ("" if it is missing or damaged), and SHA-256 → link from the page. The second is
-        None if the store is not a folder.
+        two functions of a log's SHA-256. The first returns the log's text, "" if it is missing or damaged. The second
+        returns the link from the page; it is None if the store is not a folder.
     """
     store = StepStore(open_backend(url))
 
@@ -122,7 +122,7 @@ def copy_outputs(found: FoundSteps, output: Path) -> None:
 
     Raises:
         NormdeployError: the folder exists and is not empty, or can't be written.
-        DamagedObject: an object is damaged; nothing is written then.
+        DamagedObject: an object is damaged. Nothing is written then.
     """
     with replace_folder_atomically(require_empty_dir(output)) as folder:
         for name, _, record in found.steps:

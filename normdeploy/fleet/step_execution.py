@@ -1,4 +1,4 @@
-"""Run one step: put its files into an empty folder, call the verb there, and store the outputs."""
+"""Run one step: copy its files to an empty folder, call the verb in this folder, and store the outputs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from .step_keys import FleetMachine
 from .step_store import StepRecord, StepStore, StoredFile
 from .store_backends import FolderBackend, locked_temporary_folder
 
-# Verbs that are complete even if an engine in the bundle was not run.
+# Verbs whose result is complete even if an engine in the bundle was not run.
 _WITHOUT_GPU = ("package", "recheck")
-# Characters at the end of a log in which the reason of a failure is searched.
+# Number of characters at the end of a log in which to search for the reason of a failure.
 _TAIL = 4000
 
 
 class StepFailed(NormdeployError):
-    """Error for a step without a result that can be stored; ``log`` is its stored output, if there is any."""
+    """Error for a step without a result that can be stored. ``log`` is the stored text that the step printed, or
+    None.
+    """
 
     def __init__(self, reason: str, log: StoredFile | None = None) -> None:
         super().__init__(reason)
@@ -44,19 +46,21 @@ class StepFailed(NormdeployError):
 
 
 class StepNotRun(StepFailed):
-    """Error for a step that needs something this machine lacks, as its verb reported; neither right nor wrong."""
+    """Error for a step whose verb reported that a package or a GPU is missing here. The result is neither right nor
+    wrong.
+    """
 
 
 def execute_step(task: StepTask, store: StepStore, warm: ForkClient, machine: FleetMachine) -> StepRecord:
     """Run a step and store its outputs.
 
     Returns:
-        the step's record, or the record that another driver wrote meanwhile.
+        the step's record, or the record that another driver wrote during the run.
 
     Raises:
-        StepFailed: it ended without a result: an error of the verb, a crash, or a limit.
-        StepNotRun: the verb lacks a package or a GPU here.
-        ProcessVanished: its process was killed from outside; it may be retried.
+        StepFailed: the step ended without a result, because of an error of the verb, a crash, or a limit.
+        StepNotRun: a package or a GPU that the verb needs is missing here.
+        ProcessVanished: another process killed the step's process. The step may be retried.
         DamagedObject: an input in the store is damaged.
         StoreError: the store can't be reached or written.
     """
@@ -107,11 +111,11 @@ def execute_step(task: StepTask, store: StepStore, warm: ForkClient, machine: Fl
 
 
 def extract_measures(report: Mapping[str, Any]) -> dict[str, float]:
-    """Extract the numbers of a verb's report that a page shows.
+    """Extract from a verb's report the numbers that a page shows.
 
     Returns:
         "error", the largest used share of an allowed error; "milliseconds", the smallest median time of a run; "engine
-        bytes". Only those that the report has.
+        bytes". Keys whose numbers the report lacks are left out.
     """
     found: dict[str, float] = {}
     shares = [
@@ -132,10 +136,10 @@ def extract_measures(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def describe_wrong_result(report: Mapping[str, Any]) -> str:
-    """Describe the wrong result of a verb's report.
+    """Describe the wrong result that a verb reported.
 
     Returns:
-        one line, with the number of further rows or weights.
+        one line. It describes the first wrong row or weight, and gives the number of further wrong rows or weights.
     """
     failed = [r for r in _result_rows(report) if r.get("verdict") == "fail"]
     if failed:
@@ -234,14 +238,14 @@ def _try_link(file: Path, target: Path) -> bool:
     try:
         os.link(os.path.realpath(file), target)
     except OSError:
-        # The folder is on another file system, or on one without links.
+        # The folder is on another file system, or its file system has no hard links.
         return False
     return True
 
 
 @contextlib.contextmanager
 def _work_folder(store: StepStore) -> Iterator[Path]:
-    """Create a temporary folder, on the store's own disk if it has one.
+    """Create a temporary folder, on the disk of the store if the store is a folder.
 
     Raises:
         StoreError: the disk is full, or can't be written to.
@@ -264,8 +268,8 @@ def _work_folder(store: StepStore) -> Iterator[Path]:
 def remove_leftovers(store: StepStore) -> None:
     """Clean up a store before a run.
 
-    Remove the leftovers of killed runs: step folders, claims and incomplete objects. Check that a remote store can be
-    written.
+    Leftovers of killed runs are removed: step folders, claims and incomplete objects. For a remote store, also check
+    that it can be written.
     """
     if isinstance(store.place, RemoteBackend):
         store.place.check_writable()

@@ -22,8 +22,8 @@ class StepInput:
 
     Attributes:
         stored: SHA-256 and size of its content.
-        path: its place outside the store; None if it is in the store.
-        copied: copy a file outside the store; otherwise it is linked.
+        path: path of the file outside the store; None if the file is in the store.
+        copied: True to copy a file from outside the store into the step's folder, False to link it.
     """
 
     stored: StoredFile
@@ -37,7 +37,7 @@ class StepTask:
 
     Attributes:
         inputs: path in the step's folder → file.
-        made: all steps before it, direct or not, that its result names: name → key.
+        made: name → key, for the direct and indirect predecessors that the step's result names.
     """
 
     step: JobStep
@@ -48,7 +48,7 @@ class StepTask:
         """Compute the step's key on a machine.
 
         Returns:
-            the key, and the content that it is the hash of.
+            the key, and the content whose hash is the key.
         """
         return step_key(self.step, {path: file.stored.sha256 for path, file in self.inputs.items()}, machine)
 
@@ -57,13 +57,13 @@ def resolve_inputs(step: JobStep, ends: Mapping[str, StepEnd], hashes: FileHashe
     """Collect the files that a step reads, with their hashes.
 
     Args:
-        ends: ends of the steps before it, by name.
+        ends: name of a preceding step → its end.
 
     Returns:
         the task.
 
     Raises:
-        InputError: a file can't be read, or is outside the folder that the step can see.
+        InputError: a file can't be read, or is outside the folder that the step can read.
     """
     inputs: dict[str, StepInput] = {}
     files = dict(step.files)
@@ -87,10 +87,11 @@ def lookup_record(store: StepStore, key: str, *, void: bool) -> tuple[StepRecord
     """Look up the record of a key.
 
     Args:
-        void: remove a damaged record.
+        void: True removes a damaged record.
 
     Returns:
-        the record and ""; or None, and a note if the record is damaged or lacks files.
+        the record and "". If there is no valid record, None and a note. The note is "" unless the record is damaged or
+        lacks files.
 
     Raises:
         StoreError: the store can't be reached.

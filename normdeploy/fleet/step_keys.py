@@ -4,10 +4,10 @@
     inputs     path in that folder → SHA-256: the model, samples, code, and the outputs of the preceding steps
     normdeploy the hash of this package's own code
     versions   of Python and the libraries that the verb uses; of all installed packages if it runs code
-    gpu, driver, cpu   of the machine, for steps that are run or timed on them
+    gpu, driver, cpu   of the machine, for steps whose results depend on them
 
-Outputs of earlier steps enter the key by their content. If an export gives the same file after an update, the steps
-behind it stay valid.
+The key contains the hashes of the outputs of earlier steps. If an export gives the same file after an update, the steps
+that read this file stay valid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MACHINE = frozenset({"system", "cpu", "driver"})
 
 @dataclass(frozen=True)
 class FleetMachine:
-    """Facts of a machine, from `normdeploy.environment.describe_environment`, and the hash of the package's code.
+    """Description of a machine, from `normdeploy.environment.describe_environment`, with hashes of the package's code
+    and of the installed packages.
 
     Attributes:
         code: hash of the package's code.
@@ -50,7 +51,7 @@ class FleetMachine:
         """Describe this machine.
 
         Returns:
-            its facts, including the versions of extension packages.
+            the description, including the versions of extension packages.
         """
         packages = sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions()})
         return cls(describe_environment() | _extension_versions(), code_digest(), json_digest(packages))
@@ -77,7 +78,7 @@ class FleetMachine:
         """Describe the first requirement that the machine does not meet.
 
         Returns:
-            a clause for messages; "" if the machine meets all.
+            a clause for messages; "" if the machine meets all requirements.
         """
         if needs.runtime and not (version := self.runtime_version(needs.runtime)):
             return f"{needs.runtime} is not installed"
@@ -92,10 +93,11 @@ class FleetMachine:
         """Describe the machine after an update.
 
         Args:
-            update: library → new version; "onnxruntime" also means its GPU build.
+            update: library → new version. "onnxruntime" also means the package of onnxruntime for GPUs.
 
         Returns:
-            the machine; its code hash is "" if normdeploy itself changes. Libraries that the machine lacks are ignored.
+            the changed description. Its code hash is "" if normdeploy itself changes. Libraries that the machine lacks
+            are ignored.
         """
         named = {"onnxruntime-gpu" if n == "onnxruntime" and n not in self.facts else n: v for n, v in update.items()}
         known = {name: version for name, version in named.items() if name in self.facts}
@@ -113,7 +115,7 @@ def step_key(step: JobStep, inputs: Mapping[str, str], machine: FleetMachine) ->
         inputs: path in the step's folder → SHA-256.
 
     Returns:
-        the key, and the content that it is the hash of.
+        the key, and the content whose hash is the key.
     """
     facts = machine.facts
     used = {n: v for n, v in facts.items() if n not in _MACHINE and not n.startswith(("gpu ", "capability "))}
@@ -168,14 +170,16 @@ def _abbreviate_value(value: Any) -> str:
 
 
 def _extension_versions() -> dict[str, str]:
-    """Return versions of packages that add norms, runtimes, rules or translations, because any verb may use them."""
+    """Return the versions of packages that add norms, runtimes, rules or translations, because any verb may use these
+    packages.
+    """
     found = {e.package for group in (NORMS, RUNTIMES, RULES, TRANSLATIONS) for e in installed_extensions(group)}
     return {f"extension {package}": importlib.metadata.version(package) for package in sorted(found)}
 
 
 @cache
 def code_digest() -> str:
-    """Hash the package's own files, except the fleet, which computes nothing.
+    """Hash the package's own files, except those of ``fleet``, which do not affect the outputs of steps.
 
     Returns:
         SHA-256 in hexadecimal.

@@ -5,8 +5,8 @@
     runs/<id>/...:       the request and results of a run (`normdeploy.fleet.run_history`)
     claims/<key>:        the driver that is working on a step
 
-A record appears after all objects that it names, and there is only one for each key: a second writer reads the first
-one's. All objects are compared with their hashes when they are read.
+A record is written after all objects that it names. There is only one record for each key: a second writer gets the
+record that the first writer stored. All objects are compared with their hashes when they are read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..storage.file_hash import hash_file
 from .store_backends import StoreBackend
 
 RECORD = "normdeploy/step/1"
-# Largest record in bytes.
+# Maximum size of a record in bytes.
 _RECORD_BYTES = 64 * 2**20
 Outcome = Literal["ok", "wrong"]
 
 
 class DamagedObject(StoreError):
-    """Error for an object that is missing or does not match its name; ``digest`` is its name."""
+    """Error for an object that is missing or whose content does not match its name. ``digest`` is the object's name."""
 
     def __init__(self, message: str, digest: str) -> None:
         super().__init__(message)
@@ -57,14 +57,14 @@ class StepRecord:
         key: hash of ``depends``.
         step: name under which the step ran first.
         outcome: "ok", or "wrong" if the verb did its work and found wrong numbers.
-        depends: everything that the key covers.
-        outputs: path → content.
-        log: output that the verb printed.
+        depends: content of the key: everything that the step depends on.
+        outputs: path → stored file.
+        log: stored text that the verb printed.
         measures: numbers for the page: errors, milliseconds.
-        reason: why it is wrong.
-        machine: facts of the machine that ran it; not part of the key.
-        started: UTC, ISO 8601.
-        seconds: time of the run.
+        reason: reason why the outcome is "wrong".
+        machine: description of the machine that ran the step; not part of the key.
+        started: time of the start in UTC, as ISO 8601.
+        seconds: duration of the run.
         peak: memory of the largest process in bytes.
     """
 
@@ -97,7 +97,7 @@ class StepRecord:
             the record.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not a valid record.
+            KeyError, TypeError, ValueError: the object is not a valid record.
         """
         if told["schema"] != RECORD:
             raise ValueError(f"schema {told['schema']!r}")
@@ -119,12 +119,13 @@ def json_digest(value: Any) -> str:
 
 
 class StepStore:
-    """Manage the objects and records of a place.
+    """Manage the objects and records in a backend.
 
     Args:
-        seal: converts a record's JSON to the stored bytes, such as an envelope with a signature; None stores the JSON.
-        opened: returns the JSON from the bytes of ``seal``, and raises StoreError if it is not trusted. None trusts
-            every record, signed or not.
+        seal: function that converts a record's JSON to the stored bytes, such as an envelope with a signature. None
+            stores the JSON.
+        opened: function that returns the JSON from the bytes that ``seal`` made, and raises StoreError for a record
+            that is not trusted. None trusts every record, signed or not.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class StepStore:
             the record; None if there is none.
 
         Raises:
-            StoreError: it is malformed, belongs to another key, or is not trusted.
+            StoreError: the record is malformed, belongs to another key, or is not trusted.
         """
         if self.place.local and (size := self.place.size(_step_path(key)) or 0) > _RECORD_BYTES:
             raise StoreError(
@@ -180,20 +181,20 @@ class StepStore:
         """Return True if every file that the record names exists with the right size.
 
         Returns:
-            always True for a remote place, whose files are checked when they are read.
+            for a remote store always True, because its files are checked when they are read.
         """
         return not self.place.local or all(
             self.place.size(_object_path(f.sha256)) == f.bytes for f in (*record.outputs.values(), record.log)
         )
 
     def commit(self, record: StepRecord) -> StepRecord:
-        """Write a record whose objects are stored; an existing valid record takes precedence.
+        """Write a record whose objects are already stored. An existing valid record is not replaced.
 
         Returns:
             the record that is in the store.
 
         Raises:
-            StoreError: it can't be written.
+            StoreError: the record can't be written.
         """
         data = self.seal(json.dumps(record.to_json(), sort_keys=True, indent=1).encode())
         for _ in range(3):
@@ -215,7 +216,7 @@ class StepStore:
         self.place.delete(_step_path(key))
 
     def put(self, file: Path) -> StoredFile:
-        """Store a file by the hash of its bytes. It must not be changed afterwards.
+        """Store a file under the hash of its bytes. The file must not be changed afterwards.
 
         Returns:
             hash and size.
@@ -223,7 +224,7 @@ class StepStore:
         stored = StoredFile(hash_file(file), file.stat().st_size)
         name = _object_path(stored.sha256)
         size = self.place.size(name)
-        # Another writer may have left it truncated.
+        # If the object has another size, it is incomplete, because another writer may have been killed.
         if size not in (None, stored.bytes):
             self.place.delete(name)
         if size != stored.bytes:
@@ -234,8 +235,8 @@ class StepStore:
         """Copy an object into a new file.
 
         Raises:
-            DamagedObject: it is missing or has other bytes; in the latter case it is removed from the store, and
-                ``target`` too.
+            DamagedObject: the object is missing or does not match its hash. If it does not match, the object and
+                ``target`` are removed.
         """
         name = _object_path(stored.sha256)
         if not self.place.fetch(name, target):
@@ -258,7 +259,7 @@ class StepStore:
             its bytes.
 
         Raises:
-            DamagedObject: it is missing or has other bytes.
+            DamagedObject: the object is missing or does not match its hash.
         """
         data = self.place.read(_object_path(stored.sha256))
         if data is None or hashlib.sha256(data).hexdigest() != stored.sha256:
@@ -289,7 +290,7 @@ def _parse_stored(entry: Any) -> StoredFile:
 
 
 def _require_inner_path(path: Any) -> str:
-    """Check that a path does not leave its folder, because anybody may have written the record."""
+    """Check that a path of a record stays inside its folder, because anybody may have written the record."""
     text = str(path)
     if text.startswith("/") or "\\" in text or os.path.splitdrive(text)[0] or {"", ".", ".."} & set(text.split("/")):
         raise ValueError(f"the path {text!r} leaves its folder")

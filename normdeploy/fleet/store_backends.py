@@ -1,8 +1,9 @@
-"""Access the place of a store: a folder, or a file system that fsspec reaches (S3, GCS, Azure, ...).
+"""Access the backend of a store: a folder, or a remote file system of fsspec (S3, GCS, Azure, ...).
 
-A place knows only names and bytes. It guarantees two things: an object appears only when it is complete, and if several
-drivers ``create`` the same name, only one succeeds. A folder uses a temporary name and a hard link for both. An object
-store writes an object whole or not at all, and a conditional put refuses the second one.
+A backend stores bytes under names. It guarantees two things: an object appears only when it is complete, and if several
+drivers ``create`` the same name, only one driver succeeds. A folder achieves both guarantees by a temporary name and a
+hard link. A remote object store writes an object whole or not at all, and its conditional put refuses a second object
+of the same name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if sys.platform != "win32":
 
 @dataclass(frozen=True)
 class ObjectEntry:
-    """Entry of a place: name, size in bytes, and time of writing in seconds since 1970."""
+    """Object in a backend: name, size in bytes, and time of writing in seconds since 1970."""
 
     name: str
     bytes: int
@@ -35,11 +36,11 @@ class ObjectEntry:
 
 
 class StoreBackend(Protocol):
-    """Place of a store; every method raises StoreError if the place can't be reached or written.
+    """Backend of a store. Every method raises StoreError if the backend can't be reached or written.
 
     Attributes:
-        url: path or URL of the place.
-        local: a query takes microseconds.
+        url: path or URL of the backend.
+        local: True if a query takes only microseconds, as in a folder.
     """
 
     url: str
@@ -49,34 +50,34 @@ class StoreBackend(Protocol):
         """Read a whole object.
 
         Returns:
-            its bytes; None if it does not exist.
+            its bytes; None if the object does not exist.
         """
 
     def fetch(self, name: str, target: Path) -> bool:
-        """Copy an object into a new file, which shares its data with no other file.
+        """Copy an object into a new file. The file is a real copy, not a link.
 
         Returns:
             False if the object does not exist.
         """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new object whole.
+        """Write a new object, whole or not at all.
 
         Returns:
-            False if an object of this name exists; it is left unchanged.
+            False if an object of this name exists. The existing object is left unchanged.
         """
 
     def store_file(self, name: str, file: Path) -> None:
         """Store the bytes of ``file`` as an object, unless it exists.
 
-        A hard link to ``file`` may be used, so it must not be changed afterwards.
+        The object may be a hard link to ``file``, so ``file`` must not be changed afterwards.
         """
 
     def size(self, name: str) -> int | None:
         """Return the size of an object.
 
         Returns:
-            bytes; None if it does not exist.
+            bytes; None if the object does not exist.
         """
 
     def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
@@ -98,7 +99,7 @@ class StoreBackend(Protocol):
 
 
 class FolderBackend:
-    """Place in a folder of this machine, or of a network file system with locks and hard links."""
+    """Backend in a folder of this machine, or of a network file system with locks and hard links."""
 
     local = True
 
@@ -112,7 +113,7 @@ class FolderBackend:
         """Read a whole object, which must be a regular file.
 
         Returns:
-            its bytes; None if it does not exist.
+            its bytes; None if the object does not exist.
         """
         with self._convert_os_errors():
             try:
@@ -151,7 +152,7 @@ class FolderBackend:
                 try:
                     os.link(file, written)
                 except OSError as error:
-                    # The file is on another file system, or on one without links.
+                    # The file is on another file system, or its file system has no hard links.
                     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
                         raise
                     shutil.copyfile(file, written)
@@ -172,7 +173,7 @@ class FolderBackend:
         for here, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(here) / name
-                # It may have been garbage-collected in the meantime.
+                # The object may have been garbage-collected in the meantime.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     yield ObjectEntry(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
@@ -182,12 +183,12 @@ class FolderBackend:
             (self.root / name).unlink(missing_ok=True)
 
     def claim(self, name: str) -> Callable[[], None] | None:
-        """Take a lock, which the kernel releases when the process ends in any way.
+        """Take a lock on a name. The kernel releases the lock when the process ends in any way.
 
         Returns:
-            a function that releases it; None if another process has it.
+            a function that releases the lock; None if another process has the lock.
         """
-        # Windows has no such lock, so leftovers are not removed there.
+        # Windows has no lock that ends with the process, so leftovers are not removed there.
         if sys.platform == "win32":
             return lambda: None
         path = self.root / "claims" / name
@@ -201,7 +202,7 @@ class FolderBackend:
                     return None
                 if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
                     break
-                # Its holder removed it between the two calls.
+                # The process that had the lock removed the file between the two calls.
                 os.close(handle)
 
         def release_lock() -> None:
@@ -250,7 +251,7 @@ class FolderBackend:
 def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
     """Yield a new temporary folder, locked while its owner lives and removed afterwards.
 
-    The lock tells leftovers of killed runs from folders in use (`normdeploy.fleet.step_execution.remove_leftovers`).
+    A folder without a lock is a leftover of a killed run (`normdeploy.fleet.step_execution.remove_leftovers`).
 
     Args:
         base: parent folder; None for the system's temporary folder.
@@ -258,13 +259,13 @@ def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
     while True:
         made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
         with made as name:
-            # Windows has no such lock, so leftovers are not removed there.
+            # Windows has no lock that ends with the process, so leftovers are not removed there.
             if sys.platform == "win32":
                 yield Path(name)
                 return
             handle = -1
             try:
-                # Another process may have removed it as a leftover before it was locked.
+                # Another process may have removed the new folder as a leftover before this process locked it.
                 with contextlib.suppress(FileNotFoundError):
                     handle = os.open(name, os.O_RDONLY)
                     fcntl.flock(handle, fcntl.LOCK_EX)

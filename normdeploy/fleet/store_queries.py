@@ -1,7 +1,7 @@
-"""Query the store for the driver: look up records and claim steps.
+"""Send the driver's queries to the store: look up records and claim steps.
 
-Queries to a remote store run in threads, many at a time; a folder answers at once. Every claim is released in the end,
-even if it was never used.
+Queries to a remote store run in threads, many at a time. A folder answers at once, without threads. Every claim is
+released in the end, even if its step never ran.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .job_state import JobState
 from .step_inputs import lookup_record
 from .step_store import StepRecord, StepStore
 
-# Number of parallel queries to a remote store.
+# Maximum number of parallel queries to a remote store.
 AT_A_TIME = 16
 Answer = TypeVar("Answer")
 
 
 class StoreQueries:
-    """Send queries to a store, and hold the claims of this driver.
+    """Send queries to a store, and keep the claims of this driver.
 
     Args:
-        void: remove damaged records.
+        void: True removes damaged records.
     """
 
     def __init__(self, store: StepStore, *, void: bool) -> None:
@@ -45,7 +45,7 @@ class StoreQueries:
         ``then``.
 
         Args:
-            run: the job that the query is about.
+            run: state of the job to which the query belongs.
         """
         if self._threads is None:
             then(question())
@@ -61,7 +61,7 @@ class StoreQueries:
         """Deliver the answers of finished queries.
 
         Yields:
-            the jobs that they are about.
+            the states of the jobs to which the queries belong.
         """
         for answer in [asked for asked in self._asked if asked in done]:
             run, then = self._asked.pop(answer)
@@ -69,10 +69,10 @@ class StoreQueries:
             yield run
 
     def find_first_record(self, keys: Iterable[str]) -> StepRecord | None:
-        """Find the first record that exists, and note damaged ones.
+        """Find the first record that exists, and add a note for each damaged record.
 
         Returns:
-            the record; None if no key has one.
+            the record; None if no key has a record.
         """
         for key in keys:
             record, note = lookup_record(self._store, key, void=self._void)
@@ -83,9 +83,10 @@ class StoreQueries:
         return None
 
     def claim(self, key: str) -> bool:
-        """Claim the step of a key; another driver, or another cell of this one, may be running it.
+        """Claim the step of a key. The claim fails if another driver, or another job of this driver, is running the
+        step.
 
-        In a thread, Ctrl-C can't come between a claim and the note of it.
+        If this runs in a thread, Ctrl-C can't interrupt between the claim and its entry in the list of claims.
 
         Returns:
             True if the claim succeeded.
@@ -96,19 +97,19 @@ class StoreQueries:
         return release is not None
 
     def release_later(self, key: str) -> None:
-        """Release a claim, so that another driver can take the step; must be called outside of queries."""
+        """Release a claim, so that another driver can claim the step. Call this only outside of queries."""
         if self._threads is None:
             self.release_now(key)
         else:
             self._threads.submit(self.release_now, key)
 
     def release_now(self, key: str) -> None:
-        """Release a claim at once, inside a query."""
+        """Release a claim at once. Call this only inside a query."""
         if (release := self._claims.pop(key, None)) is not None:
             release()
 
     def close(self) -> None:
-        """Stop all queries and release all claims, including those of queries whose answer nobody has read."""
+        """Stop all queries and release all claims, including claims of queries whose answer was not delivered."""
         if self._threads is None:
             for key in list(self._claims):
                 self.release_now(key)

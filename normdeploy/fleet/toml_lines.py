@@ -6,15 +6,16 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-# Longest statement in lines; for longer ones the reported line is wrong.
+# Maximum number of lines of a statement. For a longer statement, the reported line is wrong.
 _STATEMENT = 50
 
 
 def line_of_key(text: str, path: Sequence[str | int]) -> int:
-    """Find the line that sets the value at ``path``, or the longest part of the path that the file has.
+    """Find the line that sets the value at ``path``, or at the longest part of ``path`` that the file contains.
 
-    tomllib reports no positions. But a file is a list of statements: the shortest beginning that is valid TOML and
-    holds the key ends with the line that sets it. Longer beginnings hold it too, so the lines are bisected.
+    tomllib reports no positions. But a file is a list of statements. Parse the first n lines of the file, without an
+    unfinished statement at their end. The smallest n for which the result contains the key is the number of the line
+    that sets the key. For every larger n, the result contains the key too, so a binary search finds the smallest n.
 
     Returns:
         line number, starting at 1.

@@ -1,6 +1,7 @@
-"""Write each norm as nodes, one file for each kind, tried in order.
+"""Write each norm as nodes; one module per kind of norm, tried in order.
 
-The reading and form with the fewest nodes wins.
+Recognition may read one region in several ways, and a norm may have several forms. The combination that leaves the
+fewest nodes is used.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..recognition.norm_parameters import stored_epsilon
 from . import group_norm, instance_norm, layer_norm, mean_variance_norm, portable_norms, third_party_forms
 from .norm_writer import NormForm
 
-# Relative half ulp of a normal float32 number.
+# Half an ulp of a normal float32 number, relative to the number
 _HALF_ULP = 2.0**-24
 
 _UNBIASED = (
@@ -26,8 +27,10 @@ _UNBIASED = (
     "as a standard norm"
 )
 
-# --fuse portable writes these even if standard nodes can express the norm.
-_OURS_FIRST = ("L2Norm", "RMSNorm", "ChannelLayerNorm")
+# normdeploy's own ops that ``--fuse portable`` writes even if standard nodes can express the norm
+_OURS_FIRST = ("RMSNorm", "ChannelLayerNorm")
+
+_KEPT_MEAN = "its numerator keeps the mean that its variance subtracts: x / sqrt(variance + epsilon)"
 
 FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_norm.write_layer_norm)
 
@@ -36,10 +39,11 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
     """Write a norm in the first form that can express it.
 
     Args:
-        fuse: "portable" also allows the ops of installed packages, which are tried first, and this project's own ops.
+        fuse: "portable" also allows normdeploy's own ops and the ops of installed packages. The ops of packages are
+            tried first.
 
     Returns:
-        the form, or the refusal of the last form that applied.
+        the form. If no form can express the norm, the refusal of the last form that was tried.
 
     Raises:
         ExtensionError: a package's form breaks its contract.
@@ -56,7 +60,8 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
         third_party_form = third_party_forms.write_third_party_norm(graph, norm)
         if third_party_form is not None:
             return third_party_form
-        if portable_op in _OURS_FIRST:
+        only_ours = norm.fit.clamped or norm.fit.keeps_mean
+        if portable_op is not None and (only_ours or portable_op in _OURS_FIRST):
             return portable_norms.write_portable_norm(graph, norm, portable_op)
     if portable_op is not None:
         hint = f"; --fuse portable writes it as {DOMAIN}.{portable_op}"
@@ -64,6 +69,8 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
         hint = ""
     if norm.fit.clamped:
         return Refusal(CLAMPED + hint, name)
+    if norm.fit.keeps_mean:
+        return Refusal(_KEPT_MEAN + hint, name)
     if norm.ddof or norm.fit.outside:
         if norm.fit.outside:
             made = mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)

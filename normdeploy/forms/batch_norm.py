@@ -1,18 +1,19 @@
-"""Fold batch normalization in eval mode, one scale and one shift, into a neighboring linear op.
+"""Fold a batch normalization in eval mode, which is a scale and a shift, into a neighboring linear op.
 
     y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015,
     arXiv:1502.03167)
 
-The chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is evaluated in float64 for a
-and b, so spelling does not matter. The first of these rewrites that is exact is taken
-(`normdeploy.forms.constant_linear` has the formulas):
+The scale and shift is a BatchNormalization, or a chain of Mul, Add, Sub and Div with constants, possibly with views
+between them. It is evaluated in float64 to get a and b, so its spelling does not matter. The following rewrites are
+tried in order, and the first exact rewrite is used (`normdeploy.forms.constant_linear` has the formulas):
 
-- The linear op before takes both, also through views that keep the channels apart; or each op that a Concat joins takes
-  its part.
-- The linear op behind takes both. A convolution that pads its input with zeros would not apply the shift to the
-  padding. It takes only the scale, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add.
-- Otherwise one Mul and one Add. A BatchNormalization node stays one node, since two would be more than before: its
-  scale and bias contain everything, and its statistics are 0 and 1.
+- The previous linear op takes scale and shift, also through views that keep the channels apart. After a Concat, each
+  linear op that computes an input of the Concat takes the part of scale and shift for this input.
+- The next linear op takes scale and shift. A convolution that pads its input with zeros cannot take the shift, because
+  the padding gets no shift. It takes only the scale, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add.
+- Otherwise scale and shift become one Mul and one Add. A BatchNormalization node stays a single node, because a Mul and
+  an Add would be more nodes than before. Its scale and bias then contain the statistics, and its mean is 0 and its
+  variance is 1.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .channel_views import (
 from .constant_linear import ConstantLinear, absorb_added_bias, channel_vector, constant_linear_of, is_representable
 from .fold_expressions import FoldExpressions, FoldShare
 
-# a tensor of the graph, and the nodes that will produce it
+# A tensor of the graph, and the nodes that will produce it
 Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]
 
 
@@ -48,11 +49,11 @@ class AffineFold:
     """Nodes that compute ``old`` from ``leaves`` after a fold.
 
     Attributes:
-        became: the result in words, for reports.
-        windows: for each leaf a small shape that is enough to test the fold, or None if there is none.
+        became: description of the result for reports.
+        windows: for each leaf, a small shape that is large enough to test the fold, or None if no such shape is known.
         edits: the changes of the graph that insert the nodes.
         expressions: the formulas of the new constants.
-        remains: ops that remain of the scale and shift itself.
+        remains: ops that remain of the scale and shift.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -66,15 +67,15 @@ class AffineFold:
 
     @property
     def shares(self) -> tuple[FoldShare, ...]:
-        """Return the shares of the linear ops; empty if the scale and shift remains separate."""
+        """Return the shares of the linear ops; empty if the scale and shift was not folded into a linear op."""
         return self.expressions.shares
 
 
 def fold_into_previous(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """Fold a·V(W·x + c) + b into the linear op before; V are views that keep the channels apart, or none.
+    """Fold a·V(W·x + c) + b into the previous linear op; V is a chain of views that keep the channels apart, or empty.
 
     Returns:
-        the fold to V of one linear op, or a refusal.
+        the fold into V of one linear op, or a refusal.
     """
     t, views = views_above(graph, affine.z)
     linear = constant_linear_of(graph, graph.producer(t))
@@ -204,10 +205,10 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
 
 
 def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """Fold W·V(a·z + b) + c into one linear op of V(z); V are views, or none.
+    """Fold W·V(a·z + b) + c into one linear op of V(z); V is a chain of views, or empty.
 
     Returns:
-        the fold, or a refusal, for example of a convolution whose padding the shift would have to reach.
+        the fold, or a refusal, for example if a convolution pads its input, because the padding gets no shift.
     """
     behind = _linear_behind(graph, affine)
     if isinstance(behind, Refusal):
@@ -219,7 +220,9 @@ def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
 
 
 def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """Fold the scale into the padding convolution behind it; the shift, divided by the scale, remains as one Add.
+    """Fold the scale into the next convolution, which pads its input.
+
+    The shift, divided by the scale, remains as one Add.
 
     Returns:
         the fold, or a refusal.
@@ -227,7 +230,7 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
     behind = _linear_behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
-    # A scale may be 0; the ratio is then infinite and refused below.
+    # If a scale is 0, the ratio is infinite, and the fold is refused below.
     with evaluator.silence_numpy():
         ratio = affine.shift / affine.scale
     if not is_representable(affine.dtype, ratio):
@@ -241,7 +244,7 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
 
 
 def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """Write the scale and shift as one Mul and one Add, and omit the one that has no effect.
+    """Write the scale and shift as one Mul and one Add. Omit a node that has no effect.
 
     Returns:
         the fold, or a refusal if a constant does not fit into the dtype.
@@ -269,7 +272,7 @@ def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Ref
 
 
 def neutralize_statistics(graph: Graph, affine: AffineChain, node: gs.Node) -> AffineFold | Refusal:
-    """Fold the statistics of the lone BatchNormalization ``node`` into its scale and bias.
+    """Fold the statistics of the BatchNormalization ``node`` into its own scale and bias.
 
     Returns:
         the fold, or a refusal if a constant does not fit into the dtype.
@@ -299,7 +302,8 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
     """Compute the smallest input of a convolution that gives three outputs along each axis: two borders and the middle.
 
     Returns:
-        the shape (2, channels, …); None for other ops, for automatic padding, or if the padding exceeds it.
+        the shape (2, channels, …). None for other ops, for automatic padding, or if the padding is larger than the
+        input.
     """
     if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in (
         "NOTSET",
@@ -321,16 +325,16 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
     return None
 
 
-# ------------------------------------------------------------------ linear op behind
+# ------------------------------------------------------------------ next linear op
 
 
 @dataclass(frozen=True)
 class _NextLinear:
-    """Linear op behind a scale and shift.
+    """Linear op after a scale and shift.
 
     Attributes:
         views: views between the scale and the op.
-        scale, shift: vectors over its input channels.
+        scale, shift: vectors over the input channels of the op.
     """
 
     linear: ConstantLinear
@@ -340,7 +344,7 @@ class _NextLinear:
 
 
 def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
-    """Find the linear op that is the only reader of a scale and shift, possibly behind views."""
+    """Find the linear op that is the only reader of a scale and shift, possibly through views."""
     t, views = views_below(graph, affine.y)
     reading = value_readers(graph, t)
     if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
@@ -383,7 +387,7 @@ def _fold_next_linear(
     if isinstance(made, Refusal):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)
-    # Readers of a removed tensor's shape read that of z, which is the same.
+    # Nodes that read the shape of a removed tensor read the equal shape of z instead.
     shapes: list[Edit] = []
     for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))

@@ -1,4 +1,4 @@
-"""Find the linear op that may take a scale and shift, through the views between them.
+"""Find the linear op that may take a scale and shift, although views lie between them.
 
 The values of the scale and shift are mapped to the channels of the linear op.
 """
@@ -41,7 +41,7 @@ def value_readers(graph: Graph, t: gs.Tensor) -> list[gs.Node]:
 
 
 def is_read_once(graph: Graph, t: gs.Tensor) -> bool:
-    """Return True if only one node reads ``t``, so that ``t`` may change."""
+    """Return True if only one node reads ``t``, so that a rewrite may change ``t``."""
     return not graph.is_output(t) and len(value_readers(graph, t)) == 1
 
 
@@ -49,7 +49,7 @@ def views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
     """Follow the views above ``z``.
 
     Returns:
-        the tensor that ``z`` is a view of, and the views between in graph order.
+        the tensor that ``z`` is a view of, and the views between the two tensors in graph order.
     """
     views: list[gs.Node] = []
     while (node := graph.producer(z)) is not None and node.op in VIEWS and is_standard(node):
@@ -72,7 +72,7 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
         and is_standard(node)
     ):
         if views and len(graph.consumers(y)) > 1:
-            # Another node reads the shape of a tensor that would be removed.
+            # Another node reads the shape of this tensor, which the rewrite would remove.
             break
         views.append(node)
         y = node.outputs[0]
@@ -82,8 +82,7 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
 def output_channel_vector(
     graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, linear: ConstantLinear
 ) -> np.ndarray | None:
-    """Map a scale or shift of ``z`` to the output channels of the linear op that computes ``t``; ``z`` is a view of
-    ``t``.
+    """Map a scale or shift of ``z``, a view of ``t``, to the output channels of the linear op that computes ``t``.
 
     Returns:
         a vector of shape (output channels,), or None if the values vary along other axes.
@@ -119,7 +118,7 @@ def output_channel_vector(
 def input_channel_vector(
     graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, linear: ConstantLinear
 ) -> np.ndarray | None:
-    """Map a scale or shift of ``y`` to the input channels of the linear op that reads ``t``; ``t`` is a view of ``y``.
+    """Map a scale or shift of ``y`` to the input channels of the linear op that reads ``t``, a view of ``y``.
 
     Returns:
         a vector of shape (input channels,), or None if the values vary along other axes.

@@ -1,10 +1,10 @@
-"""Scale and shift the input or output of linear ops with constant weights by changing their weights.
+"""Scale and shift the input or output of a linear op by changing its constant weight and bias.
 
     output channels:  a·(W·x + c) + b = (a·W)·x + (a·c + b)
     input channels:   W·(a·x + b) + c = (W·a)·x + (c + W·b)
 
 This covers Conv, ConvTranspose (with groups), Gemm (alpha, beta, transposes) and MatMul with the weight on either side.
-MatMul has no bias of its own, so the addition behind it counts as its bias. All computation is in float64.
+MatMul has no bias, so an Add of a constant after it counts as its bias. All computation is in float64.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ConstantLinear:
     Attributes:
         weight: index of the weight among the inputs.
         w: the weight, with a Gemm's alpha multiplied in.
-        c: the bias, one value per output channel or a single one, with a Gemm's beta multiplied in.
-        biased: the node itself has a bias.
+        c: the bias, one value per output channel or a single value, with a Gemm's beta multiplied in.
+        biased: True if the node itself has a bias.
         shared: number of nodes that read the weight.
-        out: the result, behind the added bias of a MatMul.
-        nodes: the node, and the Add of a MatMul's bias.
+        out: the result; for a MatMul with an added bias, the output of the Add.
+        nodes: the node and, for a MatMul with an added bias, the Add.
         attrs: the node's attributes without alpha and beta.
     """
 
@@ -56,7 +56,7 @@ class ConstantLinear:
 
     @property
     def title(self) -> str:
-        """Return op and name of the node for messages, with a note if it shares its weight."""
+        """Return op and name of the node for messages, with a note if another node reads the same weight."""
         if self.node.name:
             name = f"{self.node.op} {self.node.name!r}"
         else:
@@ -67,7 +67,7 @@ class ConstantLinear:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups of a convolution, otherwise 1."""
+        """Return the number of groups of a convolution; 1 for other ops."""
         return int(self.attrs.get("group", 1))
 
     @property
@@ -126,7 +126,7 @@ class ConstantLinear:
         return rank - 2
 
     def has_padding(self) -> bool:
-        """Return True if values other than its input enter at the borders, or between elements for a ConvTranspose."""
+        """Return True if the op pads its input at the borders or, for a ConvTranspose, between elements."""
         if self.node.op == "ConvTranspose":
             return True
         return self.node.op == "Conv" and (
@@ -156,7 +156,7 @@ class ConstantLinear:
         return w2, a * self.c + b
 
     def scale_input(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Compute weight and bias of W·(a·x + b) + c; the op must not pad.
+        """Compute weight and bias of W·(a·x + b) + c. The op must not pad its input.
 
         Args:
             a, b: vectors over the input channels.
@@ -183,8 +183,9 @@ class ConstantLinear:
         return (w * a, self.c + w @ b)
 
     def weight_recomputation(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
-        """Build a function that recomputes the weight of `scale_output` or `scale_input` without keeping a weight in
-        memory.
+        """Build a function that recomputes the weight of `scale_output` or `scale_input` when it is needed.
+
+        The function keeps no weight in memory.
 
         Args:
             output: True for `scale_output`.
@@ -210,10 +211,10 @@ class ConstantLinear:
         """Write the op with another weight and bias.
 
         Args:
-            like: tensor after which the result is named.
+            like: tensor whose name the result gets, with a suffix.
 
         Returns:
-            the op, followed by an Add for the bias of a MatMul; a refusal if a number does not fit into ``dtype``.
+            the op, followed by an Add for the bias of a MatMul. A refusal if a number does not fit into ``dtype``.
         """
         if not is_representable(dtype, w, shift):
             return Refusal(f"the folded weight is out of range for {dtype.name}", like.name)
@@ -297,7 +298,7 @@ def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | R
 
 
 def absorb_added_bias(graph: Graph, linear: ConstantLinear) -> ConstantLinear:
-    """Include the constant that is added behind a MatMul, one number per channel, if nothing else reads the product.
+    """Include the constant that an Add adds to a MatMul, one number per channel, if nothing else reads the product.
 
     Returns:
         the MatMul with this bias, or ``linear`` unchanged.
@@ -327,10 +328,11 @@ def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
     """Check that each array of ``values`` neither overflows nor, in half precision, loses digits to subnormals.
 
     Returns:
-        True if the largest magnitude of each array is 0, or at least 2^7 smallest subnormals and finite.
+        True if the largest magnitude of each array is 0, or is finite and at least 2^7 times the smallest subnormal.
     """
     limits = ml_dtypes.finfo(dtype)
-    # At this value half a subnormal, the largest loss, is 2⁻⁸ of it: the unit of bfloat16.
+    # The largest rounding error of a subnormal is half the smallest subnormal. Relative to ``least``, this error is
+    # 2⁻⁸, the unit roundoff of bfloat16.
     least = 2.0**7 * float(limits.smallest_subnormal)
     largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]
     return all(m == 0 or least <= m <= float(limits.max) for m in largest)

@@ -1,13 +1,13 @@
-"""Express the constants of a fold by the file's own constants, before rounding.
+"""Express the constants of a fold by the constants of the original file, before rounding.
 
 A chain of scales and shifts computes y = a·z + b from its input z, with b = chain(0) and a = chain(1) − b. A linear op
-takes them as
+takes a and b as
 
     output channels   W' = a·W      c' = a·c + b
     input channels    W' = W·a      c' = c + Σ W·b
 
-(`normdeploy.forms.constant_linear`). This module computes the same in the field, from the file's own nodes, for the
-prover (`normdeploy.proof.computed_constants`).
+(`normdeploy.forms.constant_linear`). This module computes the same constants in the prover's field, from the nodes of
+the original file (`normdeploy.proof.computed_constants`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from .constant_linear import ConstantLinear
 class FoldShare:
     """Part of a scale and shift that one linear op takes, and the constants of the written op.
 
-    `FoldExpressions` proves the constants, `normdeploy.rewriting.fold_accuracy` computes their cost in accuracy.
+    The prover checks the constants through `FoldExpressions`, and `normdeploy.rewriting.fold_accuracy` computes how
+    much accuracy they cost.
 
     Attributes:
-        side: "output" or "input" for the channels of the op; "scale" for its input channels without the shift.
+        side: "output" if the op's output channels take scale and shift, "input" if its input channels do, "scale" if
+            its input channels take the scale only.
         scale, shift: vectors over these channels.
         weight, bias: the written constants.
-        viewed: views lie between the chain and the op.
-        start: first channel of the op among those of the scale and shift.
-        whole: number of channels of the scale and shift if the op takes a part of them, otherwise 0.
+        viewed: True if views lie between the chain and the op.
+        start: index of the op's first channel among the channels of the scale and shift.
+        whole: number of channels of the scale and shift if the op takes only a part of them; otherwise 0.
         index: index of the op among the parts of a Concat.
     """
 
@@ -66,7 +68,7 @@ class FoldExpressions(ComputedConstants):
 
     Attributes:
         chain: region from z to y.
-        scale, shift, ratio: constants that store a, b and b/a themselves.
+        scale, shift, ratio: constants of the written nodes that store a, b and b/a.
         shares: the linear ops that take a and b.
     """
 
@@ -121,14 +123,14 @@ class FoldExpressions(ComputedConstants):
             values by the id of the constant.
 
         Raises:
-            NotProved: the scale or shift depends on a size, or its axes don't match a constant's.
+            NotProved: the scale or shift depends on a size, or its axes don't match the axes of a constant.
         """
-        # The ops are the parts of a Concat.
+        # If ``whole`` is set, the linear ops compute the parts of a Concat.
         if self.shares and self.shares[0].whole:
             channels = tuple(m.plan.size_of_length(share.linear.output_channels) for share in self.shares)
             m.plan.join_axes(m.plan.size_of_length(self.shares[0].whole), channels)
         a, b = evaluate_scale_and_shift(m, graph, self.chain)
-        # A stored constant holds for one size only.
+        # A stored constant is right for one size only, so the scale and shift must not depend on a size.
         if a.sized or b.sized:
             raise NotProved(ProofFailure.SIZE, "its scale or shift depends on a size")
         if absolute:
@@ -144,13 +146,13 @@ class FoldExpressions(ComputedConstants):
 def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -> tuple[Value, Value]:
     """Compute a = (chain(s) − chain(−s))/2s and b = chain(0).
 
-    s is large, so that floats lose no digits if b is large against a.
+    s is large, so that floats lose no digits if b is much larger than a.
 
     Returns:
         a and b, over the axes of the chain's output.
     """
     axes = tuple(m.plan.atoms_of(s) for s in m.plan.shape_of_file(shape_of(graph, chain.leaves[0])))
-    # The three inputs are three draws of one evaluation.
+    # Evaluate the chain once with three draws: the inputs 0, s and −s.
     numbers = [m.number(n) for n in (0, 2**40, -(2**40))]
     flat = (len(numbers), *(1,) * sum(len(x) for x in axes))
     if m.gf is None:
@@ -161,13 +163,14 @@ def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -
     y = evaluate_region(m, chain, {id(chain.leaves[0]): z})
     b, high, low = (_select_draw(y, i) for i in range(len(numbers)))
     a = m.mul(m.sub(high, low), m.number(Fraction(1, 2**41)))
-    # b is divided by a; `stored.check_expressions` checks every element.
+    # b is divided by a, so declare a nonzero. `normdeploy.proof.stored_constants.check_fold_constants` checks every
+    # element.
     a.nonzero = True
     return a, b
 
 
 def _select_draw(y: Value, i: int) -> Value:
-    """Select one draw; a value that does not depend on the draws has only one."""
+    """Select draw ``i``. If a value does not depend on the draws, return its only draw."""
     place = slice(i, i + 1)
     return replace(
         y, a=None if y.a is None else y.a[place] if len(y.a) > 1 else y.a, f=y.f[place] if len(y.f) > 1 else y.f
@@ -243,7 +246,7 @@ def _channel_vector(m: ProofInterpreter, v: Value, n: int, share: FoldShare) -> 
 def _evaluate_share(
     m: ProofInterpreter, graph: Graph, share: FoldShare, a: Value, b: Value | None, *, absolute: bool
 ) -> dict[int, Value]:
-    """Compute weight and bias of one linear op, by the id of the constant."""
+    """Compute weight and bias of one linear op, keyed by the id of the constant."""
     linear = share.linear
     # The weight is only multiplied by scales in float64, so it may stay in its narrow type.
     w = constant_value(m, graph, linear.node.inputs[linear.weight], narrow=True)
@@ -280,7 +283,7 @@ def _evaluate_share(
 
 
 def evaluate_bias(m: ProofInterpreter, graph: Graph, linear: ConstantLinear) -> Value:
-    """Compute the bias before the fold: the op's own times beta, or the constant added behind a MatMul.
+    """Compute the bias before the fold: the op's bias times beta, or the constant that is added to a MatMul.
 
     Returns:
         a vector over the output channels, or a single 0.
@@ -323,7 +326,7 @@ def _scale_channels(m: ProofInterpreter, linear: ConstantLinear, w: Value, v: Va
 
 
 def _sum_over_inputs(m: ProofInterpreter, linear: ConstantLinear, w: Value, b: Value) -> Value:
-    """Sum W·b over input channels and taps to a vector over the output channels."""
+    """Sum W·b over input channels and kernel taps; the result is a vector over the output channels."""
     y = _scale_channels(m, linear, w, b, output=False)
     if linear.node.op == "Conv":
         y = m.sum_over(y, range(1, len(y.axes)))

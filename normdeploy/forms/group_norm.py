@@ -9,10 +9,10 @@ as InstanceNormalization. Neither of these norms splits the channel axis, so oth
 all axes but the batch is written here only if its scale is narrower than its rows and the runtime is slow with such a
 scale.
 
-onnxruntime has no kernel for GroupNormalization and computes E[x²] − E[x]² by a function. The other forms are a Reshape
-to (N, G, −1), then InstanceNormalization, or LayerNormalization over the last axis, and a Reshape back. Gamma and beta
-follow in a BatchNormalization of mean 0 and variance 1, or in Mul and Add. Measurements decide which form a runtime
-gets (`normdeploy.forms.measured_forms`).
+onnxruntime has no kernel for GroupNormalization. It runs the op's function body, which computes the variance as E[x²] −
+E[x]² and so loses digits. The other forms are a Reshape to (N, G, −1), then InstanceNormalization, or
+LayerNormalization over the last axis, and a Reshape back. Gamma and beta follow as a BatchNormalization with mean 0 and
+variance 1, or as Mul and Add. Measurements decide which form a runtime gets (`normdeploy.forms.measured_forms`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .norm_writer import (
     prefers_instances,
 )
 
-# dtypes for which onnxruntime has a BatchNormalization kernel
+# Names of the dtypes for which onnxruntime has a BatchNormalization kernel
 _SCALED = ("float32", "float16")
 
 
 def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
     """Write a norm over groups of channels, or a layer norm that the runtime computes faster as InstanceNormalization.
 
-    Such a layer norm is over all axes but the batch.
+    Such a layer norm normalizes all axes but the batch.
 
     Returns:
         the form, or a refusal with the reason.
@@ -89,7 +89,7 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
 def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, channel: int, regrouped: bool) -> bool:
     """Return True if the parameter has one value per channel.
 
-    A parameter that is data, not a constant, must be a vector. It can't be applied after a norm written between two
+    A parameter that is data, not a constant, must be a vector. Such a parameter can't be used in the forms with two
     Reshapes.
     """
     if param is None or not param.data:

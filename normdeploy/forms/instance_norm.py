@@ -3,12 +3,12 @@
     InstanceNormalization(x, scale, B; epsilon): x of (N, C, d1, …), mean and variance over d1, … for each n and c,
     scale and B of (C,)
 
-It has the same x̂ as LayerNormalization over the same axes; a scale of one value per channel decides for this op. A
-Transpose moves channels to axis 1 if they are elsewhere.
+LayerNormalization over the same axes normalizes x in the same way. A norm whose scale has one value per channel is
+written as InstanceNormalization. If the channels are not axis 1, a Transpose moves them.
 
-onnxruntime's kernel loses digits if the mean is large against the deviation, as the primitives do: an offset of 1e3
-costs three. LayerNormalization does not lose them, but takes several times as long. Measurements decide which one a
-runtime gets (`normdeploy.forms.measured_forms`).
+onnxruntime's kernel loses digits if the mean is much larger than the deviation: an offset of 1e3 costs three digits.
+The separate nodes of a norm lose digits too. LayerNormalization does not lose digits, but takes several times as long.
+Measurements decide which op a runtime gets (`normdeploy.forms.measured_forms`).
 """
 
 from __future__ import annotations

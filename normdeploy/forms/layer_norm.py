@@ -3,19 +3,19 @@
     LayerNormalization(x, scale, bias; axis, epsilon) = (x − mean)/sqrt(variance + epsilon) · scale + bias
     RMSNormalization(x, scale; axis, epsilon)         =  x/sqrt(mean(x²) + epsilon) · scale
 
-Both normalize the axes from ``axis`` to the last; scale and bias broadcast to x. A Transpose moves other axes to the
-end. A scale or shift that varies along other axes (one value per channel of an instance norm) stays outside as Mul and
-Add.
+Both normalize the axes from ``axis`` to the last axis; scale and bias broadcast to x. If a norm is over other axes, a
+Transpose moves them to the end. If a scale or shift varies along an axis that is not normalized (such as one value per
+channel of an instance norm), it stays a Mul or an Add.
 
-Without gamma the scale is a 1 of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes.
-Over one axis its shape is never (1,). onnxruntime fuses an Add before such a norm to SkipLayerNormalization, which then
-fails (1.31: "Last dimension of gamma and input does not match"). There the scale is as long as the row, or has shape
-(1, 1) for a dynamic row, which onnxruntime does not take for a gamma.
+Without gamma, the scale is a single 1 of shape (1, …, 1). onnxruntime and TensorRT broadcast it, and it fits dynamic
+sizes. For a norm over one axis, the shape (1,) is not used. onnxruntime would fuse an Add before such a norm to
+SkipLayerNormalization, which then fails (1.31: "Last dimension of gamma and input does not match"). The scale is as
+long as the row instead. For a dynamic row, it has shape (1, 1), and onnxruntime does not fuse.
 
-onnxruntime's kernel is several times as fast with one number per element, so scale and shift are expanded if the sizes
-are static (`forms.measured_forms`).
+onnxruntime's kernel is several times as fast if scale and shift have one number per element. So they are expanded if
+the sizes are static (`normdeploy.forms.measured_forms`).
 
-Unbiased variance needs no separate form: gamma and epsilon already contain its factor
+An unbiased variance needs no separate form, because gamma and epsilon already contain the factor (n − 1)/n
 (`normdeploy.recognition.fit_measurement`).
 """
 
@@ -86,7 +86,7 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
 
 
 def _measured_form_name(norm: Norm) -> str:
-    """Return the norm's kind in the table of measured forms."""
+    """Return the kind under which the table of measured forms lists the norm."""
     if 0 in norm.axes:
         return "BatchLayerNorm"
     return "ChannelLayerNorm"
@@ -95,7 +95,7 @@ def _measured_form_name(norm: Norm) -> str:
 def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None) -> bool:
     """Return True unless the parameter is data that broadcasts along the wrong axes of x.
 
-    A vector over channels does if the channels are not last.
+    For example, a vector over channels broadcasts along the last axis, which is wrong if the channels are another axis.
     """
     if param is None or not param.data or param.tensor is None:
         return True
@@ -108,9 +108,9 @@ def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None)
 
 
 def _is_modulation(norm: Norm, param: object) -> bool:
-    """Return True for data of shape (B, 1, …, D), which differs by sample but not along the axes between.
+    """Return True for data of shape (B, 1, …, D), with values per sample and per element of a row.
 
-    It broadcasts to x as a scale may.
+    A scale of this shape is allowed, because it broadcasts to x.
     """
     varies = getattr(param, "varies", ())
     between = [a for a in range(1, len(norm.shape)) if a not in norm.axes]

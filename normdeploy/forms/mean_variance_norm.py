@@ -1,7 +1,7 @@
 """Write (x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9).
 
-The op's epsilon is fixed and outside the root. No standard node computes any other epsilon outside the root (the
-"annotated transformer" form): such a norm is kept, with this reason.
+The op's epsilon is fixed and outside the root. No standard node computes another epsilon outside the root (the form of
+"The Annotated Transformer"). A norm with another epsilon is kept as it is, with this reason.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Choose the form that a runtime runs best, for ``--runtime``, from measurements.
+"""Choose the form that a runtime runs best (``--runtime``), from measurements.
 
-``python -m benchmarks.norm_forms`` writes ``norm_forms.json``, one row for each runtime, kind, dtype and form that runs
-(`normdeploy.verbs.bench.norm_cases`). ``time`` is relative to the decomposed form (geometric mean over the measured
-sizes). ``excess`` is the largest error against float64 over the allowed error of certificates
-(`normdeploy.rewriting.rounding_verdicts`). That is twice the error of the nodes that exporters write, or the cost of
-statistics with an error of a few units of the largest element.
+``python -m benchmarks.norm_forms`` writes ``norm_forms.json``. It has one row per runtime, kind, dtype and form, if the
+runtime can run the form (`normdeploy.verbs.bench.norm_cases`). ``time`` is the time divided by the time of the
+decomposed form (geometric mean over the measured sizes). ``excess`` is the largest error against float64, divided by
+the allowed error of certificates (`normdeploy.rewriting.rounding_verdicts`). The allowed error is twice the error of
+the nodes that exporters write, or the effect of statistics that are off by a few ulps of the largest element.
 
-The best form is the fastest of those with excess at most 1. For "onnxruntime-accurate" it is the one of least excess.
+The best form is the fastest form with an excess of at most 1. For "onnxruntime-accurate", it is the form with the
+smallest excess.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from importlib import resources
 
 from ..option_values import ACCURATE, ANY, CUDA, TENSORRT, USUAL
 
-# For "any", all norms but group norms are one node, so that readers find the norm in it.
+# Forms that write a norm as one node. With ``--runtime any``, all norms but group norms get such a form, so that other
+# tools find the norm in the file.
 _SINGLE = frozenset({"standard", "narrow", "sum"})
 
 
@@ -47,10 +49,10 @@ def load_table() -> tuple[MeasuredForm, ...]:
 
 
 def is_measured(runtime: str) -> bool:
-    """Check whether the table has forms for this runtime, or its documents state them.
+    """Check whether the forms of this runtime are known from measurements or from its documentation.
 
     Returns:
-        True for CUDA, which is documented, and for runtimes of the table.
+        True for the runtimes in the table, and for CUDA, whose kernels are documented.
     """
     return runtime == CUDA or any(row.runtime == _runtime_in_table(runtime) for row in load_table())
 
@@ -58,28 +60,30 @@ def is_measured(runtime: str) -> bool:
 def _runtime_in_table(runtime: str) -> str:
     """Return the runtime whose rows apply.
 
-    "any" takes onnxruntime's, which TensorRT runs as well; ``build`` writes TensorRT's own forms from them.
+    The rows of onnxruntime apply to "any", because TensorRT runs these forms too. For TensorRT, ``build`` replaces them
+    by TensorRT's best forms.
     """
     if runtime in (ANY, ACCURATE):
         return USUAL
     return runtime
 
 
-# Not measured for lack of a GPU; taken from onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA
-# fusions. CUDA has kernels for LayerNormalization and InstanceNormalization. An Add before a layer norm becomes
-# SkipLayerNormalization, as wanted. GroupNormalization has no kernel and is computed node by node, by E[x²] − E[x]².
+# Best forms for onnxruntime's CUDA provider. They were not measured; they follow from onnxruntime's list of kernels
+# (docs/OperatorKernels.md) and its CUDA fusions. CUDA has kernels for LayerNormalization and InstanceNormalization. An
+# Add before a layer norm is fused to SkipLayerNormalization, which is good. GroupNormalization has no kernel, so CUDA
+# runs the nodes of its function body, which compute E[x²] − E[x]².
 _DOCUMENTED = {"GroupNorm": "instance"}
 
 
-# Forms without an onnxruntime kernel, or with one that computes in a narrower type. These are facts about 1.31, which a
-# test checks again.
+# Forms (dtype, kind, form) for which onnxruntime has no kernel, or a kernel that computes in a narrower type. The list
+# is for version 1.31, and a test checks it.
 _WITHOUT = frozenset(
     {
         # InstanceNormalization has no double kernel; the file would not load.
         ("float64", "InstanceNorm", "standard"),
         ("float64", "GroupNorm", "instance"),
         ("float64", "LayerNorm", "instance"),
-        # GroupNormalization computes in float32
+        # GroupNormalization computes in float32.
         ("float64", "GroupNorm", "standard"),
         # 1.31.1 crashes while it optimizes a file with several such Sums.
         ("float16", "ResidualLayerNorm", "sum"),
@@ -87,8 +91,9 @@ _WITHOUT = frozenset(
 )
 
 
-# onnxruntime's InstanceNormalization computes x·s + (b − mean·s), s = scale/√(variance + ε). In rows of one element the
-# other forms have x − mean = 0, but this one loses |x|·u/√ε: 2e-3 of |x| for this ε. PyTorch's default ε is 1e-5.
+# Smallest epsilon for which InstanceNormalization is used if a row may have one element. onnxruntime's kernel computes
+# x·s + (b − mean·s) with s = scale/√(variance + ε). For one element, the exact result is b, but the kernel has an error
+# of |x|·u/√ε, where u is the unit roundoff. For this ε the error is 2e-3 of |x|. PyTorch's default ε is 1e-5.
 _SMALL = 1e-9
 _CANCELS = frozenset({("InstanceNorm", "standard"), ("GroupNorm", "instance"), ("LayerNorm", "instance")})
 
@@ -106,12 +111,12 @@ def best_form(
     Args:
         dtype: name of the dtype of x, for example "float16".
         rows: rows to use instead of the measured table.
-        epsilon: epsilon of a norm whose rows may have one element, otherwise 1.
+        epsilon: epsilon of the norm if its rows may have one element; 1 for all other norms.
 
     Returns:
         the form; the first of ``among`` if nothing was measured.
     """
-    # These facts are onnxruntime's; TensorRT has no float64 at all.
+    # The two restrictions apply to onnxruntime only.
     if runtime not in TENSORRT:
         among = [form for form in among if (dtype, kind, form) not in _WITHOUT] or among
         among = [form for form in among if epsilon >= _SMALL or (kind, form) not in _CANCELS] or among

@@ -1,22 +1,22 @@
 """Check whether a merge of branches hides a NaN.
 
-On an infinite input, the sum of two branches gives (+Inf) + (−Inf) = NaN, but the merged weight gives one infinity. A
-NaN and an infinity count as the same until an op turns the infinity into a number: Relu(NaN) is NaN, and Relu(−Inf) is
-0. So the ops after the sum are followed to the results. Three statements about the elements that were NaN before are
-tracked:
+A merge replaces the sum of two branches by one convolution. On an infinite input, the sum may give (+Inf) + (−Inf) =
+NaN, but the merged convolution gives an infinity. A NaN and an infinity count as the same until an op turns the
+infinity into a number: Relu(NaN) is NaN, and Relu(−Inf) is 0. So the ops after the sum are followed to the results of
+the graph. Three statements about the elements that were NaN before the merge are tracked:
 
-    every   each of them is NaN or infinite now
-    some    at each place (all its channels), at least one is
-    plus    and one of these is NaN or +Inf
+    every   each of these elements is NaN or infinite after the merge
+    some    at each position, at least one channel of these elements is NaN or infinite
+    plus    at each such position, at least one of these channels is NaN or +Inf
 
-A convolution of all channels (one group) turns ``some`` into ``every``: each result reads an element that is not
-finite, and 0·Inf is NaN. It keeps ``plus`` if every input, at every tap, has a positive weight for some output: this
-output is +Inf, or NaN due to its other inputs. After a Relu only ``plus`` remains of the three. At a result of the
-graph ``every`` has to hold.
+A convolution of all channels (one group) turns ``some`` into ``every``: each output reads an element that is not
+finite, and 0·Inf is NaN. The convolution keeps ``plus`` if every input, at every tap, has a positive weight for some
+output. This output is +Inf, or NaN because of its other inputs. After a Relu, only ``plus`` still holds. At a result of
+the graph, ``every`` has to hold.
 
-The merged convolution begins with ``every``. It begins with ``plus`` too if every input, at every tap, has a positive
-and a negative weight among the outputs that read it. In a depthwise convolution each input has one output, so a Relu
-after it hides every second infinity.
+After the merged convolution, ``every`` holds. ``plus`` holds too if every input, at every tap, has a positive weight
+for one output and a negative weight for another. In a depthwise convolution, only one output reads each input, so a
+Relu after it hides the infinities of one sign.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from ..recognition.anchors import VIEWS
 from ..storage.onnx_domains import is_standard
 from .constant_linear import constant_linear_of
 
-# Limit of tensors followed after a sum.
+# Maximum number of tensors that are followed after a sum
 _FARTHEST = 512
 # These ops turn −Inf into a number and keep +Inf and NaN.
 _ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}
 # These ops turn −Inf into NaN or an infinity.
 _KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}
-# If one element of a row is not finite, its mean is not either, and the whole row becomes NaN. Only ops with a scale of
-# their own are listed: no others follow a merge.
+# Norms that subtract the mean. If one element of a row is not finite, the mean is not finite either, and the whole row
+# becomes NaN. Only ops with a scale input are listed, because no other norm follows a merge.
 _CENTERED = {
     op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
 }
 _SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
-# These ops are never negative.
+# The results of these ops are never negative.
 _GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}
 
 
 @dataclass(frozen=True)
 class _Visibility:
-    """Statements about the elements that were NaN, as the module defines them; false if none holds."""
+    """Statements about the elements that were NaN, as defined by the module's docstring; false if none holds."""
 
     every: bool = False
     some: bool = False
@@ -70,7 +70,7 @@ def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) 
         groups: number of groups of the merged convolution.
 
     Returns:
-        the op, or None if each such NaN shows in the results.
+        the op, or None if each such NaN reaches the results.
     """
     by_group = weight.reshape(groups, weight.shape[0] // groups, -1)
     both = bool(((by_group > 0).any(axis=1) & (by_group < 0).any(axis=1)).all())
@@ -99,20 +99,20 @@ def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) 
 
 
 def _is_self_gating(graph: Graph, gate: gs.Node, t: gs.Tensor) -> bool:
-    """Return True if only products with ``t`` read the result of ``gate``."""
+    """Return True if the result of ``gate`` is read only by products with ``t``."""
     out = gate.outputs[0]
     readers = graph.all_consumers_of(out)
     return not graph.is_output(out) and all(r.op == "Mul" and any(i is t for i in r.inputs) for r in readers)
 
 
 def _visibility_behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
-    """Return the statements that hold for the results of ``node``, which reads ``t``; false if none holds."""
+    """Return the statements that hold for the results of ``node``, which reads ``t``."""
     if not is_standard(node):
         return _Visibility()
     linear = _linear_facts(graph, node)
     if linear is not None and linear.data is t:
         mixes = linear.groups == 1 and (node.op in ("Conv", "ConvTranspose") or len(graph.shape(t) or ()) == 2)
-        # The op does not mix all channels of a place.
+        # The op does not mix all channels.
         if not mixes:
             return _Visibility(before.every, before.every, False)
         return _Visibility(True, True, before.plus and linear.raises)
@@ -130,7 +130,7 @@ class _LinearFacts:
     """Facts about a linear op.
 
     Attributes:
-        raises: every input, at every tap, has a positive weight for some output.
+        raises: True if every input, at every tap, has a positive weight for some output.
     """
 
     data: gs.Tensor
@@ -139,7 +139,7 @@ class _LinearFacts:
 
 
 def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
-    """Look up the facts of a linear op once: there are many merges, and each follows the same ops."""
+    """Compute the facts of a linear op once. Many merges follow the same ops."""
     key = ("infinities", id(node))
     if key not in graph.memo:
         linear = constant_linear_of(graph, node)
@@ -162,7 +162,7 @@ def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
 
 
 def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
-    """Do the same as `_visibility_behind` for sums, products, pools and views."""
+    """Return the statements that hold after a sum, product, pool or view."""
     if node.op in ("Add", "Concat") or (node.op == "Sub" and node.inputs[0] is t) or node.op in _SUMS:
         return before
     if node.op in ("Neg", "Sub"):
@@ -176,7 +176,7 @@ def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Vis
         return _Visibility(False, before.plus, before.plus)
     if node.op in VIEWS:
         shape = graph.shape(t)
-        # With one place, no view separates the channels of a place.
+        # If all spatial axes have size 1, a view cannot separate the channels of one position.
         one_place = shape is not None and all(d == 1 for d in shape[2:])
         if one_place:
             return before

@@ -1,4 +1,7 @@
-"""Build the nodes of a norm: the `NormForm`, the writers that chain nodes, and helpers for axes and parameters."""
+"""Build the nodes of a norm.
+
+The module defines `NormForm`, the writers that chain nodes, and helpers for axes and parameters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
 
 SLOWER = "it runs faster as separate nodes in the target runtime (measured: normdeploy/forms/norm_forms.json)"
-# Limit of elements of a scale that is expanded only because the runtime is faster with one value per element.
+# Maximum number of elements of a scale that is expanded to one value per element to make the runtime faster
 WIDEST = 2**20
 
 
@@ -27,11 +30,11 @@ class NormForm:
     """Nodes that replace a norm; the last one computes its result.
 
     Attributes:
-        became: the form in words, for reports.
-        opset: lowest opset that has these nodes.
-        op: the norm's own op.
-        package: installed package that defines the op; empty otherwise.
-        kind: kind of norm in reports, if it differs from recognition's.
+        became: description of the form for reports.
+        opset: lowest opset that has the ops of these nodes.
+        op: the op that computes the norm itself, without the nodes around it.
+        package: installed package that defines the op; empty for all other ops.
+        kind: kind of norm in reports, if it differs from the kind that recognition found.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -44,7 +47,7 @@ class NormForm:
 
 
 class NodeWriter:
-    """Chain nodes: each step reads the output of the previous one, the first one reads x."""
+    """Chain of nodes: the first node reads x, and each further node reads the output of the previous node."""
 
     def __init__(self, graph: Graph, norm: Norm) -> None:
         self.graph = graph
@@ -70,7 +73,7 @@ class NodeWriter:
             param: None means ``neutral`` everywhere.
 
         Returns:
-            data unchanged, an initializer of the file if it fits, otherwise a new constant.
+            the tensor: data unchanged, an initializer of the file if it fits, or else a new constant.
         """
         if param is None:
             exact = np.full(shape, neutral)
@@ -87,7 +90,8 @@ class NodeWriter:
             ):
                 return tensor
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
-            # Otherwise the parameter varies along fewer axes than the other one.
+            # If the sizes differ, the other parameter varies along more axes than this parameter, which must be
+            # broadcast.
             laid_out = param.value.size == math.prod(shape)
             if laid_out:
                 own = shape
@@ -97,7 +101,7 @@ class NodeWriter:
         return self.graph.add_constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
     def affine(self, gamma: MeasuredParameter | None, beta: MeasuredParameter | None) -> None:
-        """Append a Mul and an Add for gamma and beta that are not None."""
+        """Append a Mul for gamma and an Add for beta; a parameter that is None gets no node."""
         for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
             if param is not None:
                 if param.value is None:
@@ -117,7 +121,7 @@ class NodeWriter:
     def scale_channels(self, scale: np.ndarray, shift: np.ndarray) -> None:
         """Append a scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0.
 
-        onnxruntime's kernel does both in one pass: behind a norm it takes 15 to 40 % less time than Mul and Add
+        onnxruntime's kernel does both in one pass. After a norm it takes 15 to 40 % less time than Mul and Add
         (``benchmarks.norm_forms``).
         """
         values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
@@ -138,9 +142,9 @@ class NodeWriter:
         """Build the form from the nodes so far.
 
         Args:
-            op: the norm's standard op.
-            became: the form in words.
-            opset: lowest opset that has the nodes; 0 takes that of ``op``.
+            op: the standard op that computes the norm.
+            became: description of the form for reports.
+            opset: lowest opset that has the ops of the nodes; 0 to use the lowest opset of ``op``.
 
         Returns:
             the form, with a note if the output depends on the batch.
@@ -152,17 +156,17 @@ class NodeWriter:
 
 
 class OpWriter(NodeWriter):
-    """Write the form of an op's row: an own op, or one of an installed package."""
+    """Writer of a norm as one of normdeploy's own ops, or as an op of an installed package."""
 
     def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
         super().__init__(graph, norm)
         self.row = row
 
     def op(self, *parameters: gs.Tensor, **attributes: Any) -> None:
-        """Append the op with the current tensor, at first x, as its first input.
+        """Append the op. Its first input is the current tensor, which is x before the first node.
 
         Args:
-            parameters: its other inputs.
+            parameters: the other inputs of the op.
 
         Raises:
             ValueError: the inputs or attributes are not those of the op.
@@ -180,7 +184,7 @@ class OpWriter(NodeWriter):
         """Build the form from the nodes so far.
 
         Returns:
-            the form; for a third-party op with the row's package and kind.
+            the form. For a third-party op, it contains the row's package and kind.
         """
         row = self.row
         attributes: dict[str, Any] = next(
@@ -209,7 +213,7 @@ def trailing_axis(norm: Norm) -> int | None:
     """Find the axis from which on all axes are normalized; axes of size 1 don't count.
 
     Returns:
-        the axis, or None if other axes lie between or behind.
+        the axis, or None if an axis after it is not normalized.
     """
     first = min(norm.axes)
     if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))):
@@ -221,7 +225,7 @@ def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool
     """Check whether the runtime is faster with scale and shift expanded to one number per element of ``axes``.
 
     Returns:
-        True only for static sizes of at most `WIDEST` elements.
+        True if so, and if the sizes are static with at most `WIDEST` elements.
     """
     sizes = [norm.shape[a] for a in axes]
     static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
@@ -235,7 +239,8 @@ def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool
 def epsilon_for_single(norm: Norm) -> float:
     """Return the norm's epsilon if a row may have one element, otherwise 1.
 
-    The normalized value of a single element is 0 at any epsilon, but some forms cancel badly there (`best_form`).
+    The normalized value of a single element is 0 at any epsilon, but some forms have a large rounding error in this
+    case (`best_form`).
     """
     known = [n for a in norm.axes if isinstance(n := norm.shape[a], int) and a != norm.fit.split]
     if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1):
@@ -244,10 +249,11 @@ def epsilon_for_single(norm: Norm) -> float:
 
 
 def prefers_instances(norm: Norm, runtime: str) -> bool:
-    """Check whether a layer norm runs faster as instances.
+    """Check whether a layer norm runs faster as InstanceNormalization.
 
     Returns:
-        True if its scale is narrower than its rows, can't be expanded, and the runtime is faster with instances.
+        True if its scale has fewer elements than a row and can't be expanded, and the runtime is faster with
+        InstanceNormalization.
     """
     axis = trailing_axis(norm)
     if (
@@ -273,7 +279,7 @@ def varies_only_along(param: MeasuredParameter | None, axes: Sequence[int]) -> b
 
 @dataclass(frozen=True)
 class TrailingAxes:
-    """Order of the axes of x in which the normalized ones are last.
+    """Order of the axes of x in which the normalized axes are last.
 
     Attributes:
         perm: the axes of x in that order.
@@ -294,7 +300,7 @@ class TrailingAxes:
         return self.perm != sorted(self.perm)
 
     def parameter_shape(self, *parameters: MeasuredParameter | None) -> list[int]:
-        """Compute the shape over the normalized axes that all constant ``parameters`` broadcast to.
+        """Compute the smallest shape over the normalized axes to which all constant ``parameters`` broadcast.
 
         Returns:
             one size per normalized axis, 1 if no parameter varies along it.
@@ -320,7 +326,7 @@ def axes_last(norm: Norm) -> TrailingAxes:
     """Order the axes of x so that the normalized ones are last.
 
     Returns:
-        the identity if they already are.
+        the order; the identity if the normalized axes already are last.
     """
     rank = len(norm.shape)
     axis = trailing_axis(norm)
@@ -340,7 +346,7 @@ def inverse_permutation(perm: Sequence[int]) -> list[int]:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Format epsilon by the shortest number that rounds to the same float32.
+    """Format epsilon as the shortest decimal number that rounds to the same float32.
 
     Returns:
         for example "1e-05", or "0".

@@ -1,6 +1,6 @@
-"""Write norms as own ops with a function body (`graphs.own_op_functions`).
+"""Write norms as normdeploy's own ops, which have a function body (`normdeploy.graphs.own_op_functions`).
 
-They are for norms that no standard node of the file's opset can express.
+These ops express norms that no standard node of the file's opset can express.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..norms.norm_table import OURS, STANDARD
 from ..recognition.norm_facts import Norm
+from ..recognition.norm_fit import Denominator
 from ..recognition.norm_parameters import stored_epsilon
 from .norm_writer import (
     NormForm,
@@ -23,22 +24,27 @@ RMS = STANDARD["RMSNormalization"].since
 
 
 def portable_op_of(graph: Graph, norm: Norm) -> str | None:
-    """Choose the own op for a norm.
+    """Choose one of normdeploy's own ops for a norm.
 
     Returns:
-        the op that `write_portable_norm` writes, or None if a standard node expresses the norm or no op does.
+        the op that `write_portable_norm` writes. None if a standard node expresses the norm, or if none of normdeploy's
+        own ops does.
     """
     if norm.fit.split is not None:
         return None
     if norm.fit.clamped:
-        # The clamping number is part of the norm: a measured number would be another function.
+        # The number that clamps the length must be exact. A measured number would define another function.
         if stored_epsilon(graph, norm.region, norm.epsilon) is None:
             return None
+        if norm.fit.denominator is Denominator.CLAMPED_ROOT:
+            return "ClampedRMSNorm"
         return "L2Norm"
     if norm.fit.outside:
         if norm.fit.centered:
             return "StdNorm"
-        return None
+        return "OuterRMSNorm"
+    if norm.fit.keeps_mean:
+        return "SimpleNorm"
     if norm.ddof:
         return "LayerNorm"
     if _is_over_channels(norm):
@@ -57,13 +63,15 @@ def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal
     writer = OpWriter(graph, norm, OURS[op])
     if op == "ChannelLayerNorm":
         return _write_channel_layer_norm(norm, writer)
-    if op == "L2Norm":
-        return _write_l2_norm(norm, writer)
+    # The kernel of an op reads contiguous rows, so the normalized axes must be last. An op without a kernel runs as its
+    # body, which reduces over any axes.
+    if not OURS[op].plugin:
+        return _write_norm_over_any_axes(norm, writer)
     return _write_norm_over_axes(norm, writer)
 
 
 def _is_over_channels(norm: Norm) -> bool:
-    """Return True for a norm over axis 1 of (N, C, …) alone, which as a standard node needs Transposes around it."""
+    """Return True for a norm over only axis 1 of (N, C, …). As a standard node, it would need Transposes around it."""
     fixed = all(p is None or (varies_only_along(p, (1,)) and not p.data) for p in (norm.gamma, norm.beta))
     return (
         norm.fit.centered
@@ -83,15 +91,19 @@ def _write_channel_layer_norm(norm: Norm, writer: OpWriter) -> NormForm:
     return writer.done()
 
 
-def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
-    """Write a clamped norm over any axes, with a scale that broadcasts to x without a Transpose."""
+def _write_norm_over_any_axes(norm: Norm, writer: OpWriter) -> NormForm:
+    """Write a norm without a bias over any axes, with a scale that broadcasts to x without a Transpose."""
     shape = [1]
     if norm.gamma is not None and norm.gamma.value is not None:
         sizes = list(norm.gamma.value.shape)
         shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
     scale = writer.parameter(norm.gamma, shape, 1.0, "scale")
     axes = [a - len(norm.shape) for a in norm.axes]
-    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type)
+    if "ddof" in writer.row.attributes:
+        attributes = {"ddof": norm.ddof}
+    else:
+        attributes = {}
+    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type, **attributes)
     writer.affine(None, norm.beta)
     return writer.done()
 
@@ -99,7 +111,7 @@ def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
 def _write_norm_over_axes(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
     """Write a norm over its trailing axes, with scale and bias of the normalized shape.
 
-    Transposes move other axes to the end.
+    If the norm is over other axes, Transposes move them to the end.
     """
     last = axes_last(norm)
     fits = varies_only_along(norm.gamma, last.normalized) and varies_only_along(norm.beta, last.normalized)

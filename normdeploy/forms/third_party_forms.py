@@ -16,7 +16,7 @@ def write_third_party_norm(graph: Graph, norm: Norm) -> NormForm | None:
         the form of the first package that accepts the norm; None if none does.
 
     Raises:
-        ExtensionError: a package is broken, its form raises, or it returns neither a form nor a refusal.
+        ExtensionError: a package can't be loaded, or its form raises or returns neither a form nor a refusal.
     """
     for guest in all_third_party_norms():
         made = _ask_package(graph, norm, guest)
@@ -26,7 +26,7 @@ def write_third_party_norm(graph: Graph, norm: Norm) -> NormForm | None:
 
 
 def _ask_package(graph: Graph, norm: Norm, guest: ThirdPartyNorm) -> NormForm | None:
-    """Run a package's form; None if it refuses the norm."""
+    """Run a package's form function; return None if it refuses the norm."""
     row = guest.row
     extension = guest.extension
     what = f"has a form for {row.name} that failed at {norm.y.name!r}"

@@ -1,11 +1,13 @@
 """Refuse or rewrite nodes that onnx's version converter (1.23) knows but converts incorrectly.
 
-- Dropout's mask holds 0 or False below opset 12 and True from there on, and has the data's type below 10.
-- BatchNormalization with more than one output requests training below opset 14.
-- The converter gives Clip and Pad float32 bounds for every type of data. It leaves ``value`` at a Pad that does not
-  fill, and forgets that an absent bound of Clip meant float32's largest number.
-- Softmax accepted axis 1 of a vector too; the converter turns that into the softmax of single numbers.
-- Resize takes either scales or sizes from opset 18 on; before, scales were empty if sizes were given.
+- Dropout's mask holds 0 or False below opset 12, and True from opset 12 on. Below opset 10, the mask has the data's
+  type.
+- Below opset 14, a BatchNormalization with more than one output computes training statistics.
+- The converter gives Clip and Pad float32 bounds for every type of data. A Pad in a mode other than constant keeps an
+  invalid attribute ``value``. An absent bound of Clip meant float32's largest number, which the converter ignores.
+- Softmax accepted axis 1 for a vector too. The converter writes a Softmax that normalizes each element alone.
+- From opset 18 on, Resize takes either scales or sizes. Before opset 18, a Resize with sizes had an empty scales input
+  too.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class ConverterFacts:
     """Facts about a file that the fixes need.
 
     Attributes:
-        types: types and shapes of its tensors.
-        read: names that a node reads or a graph outputs.
+        types: types and shapes of the file's tensors.
+        read: names that a node reads, and names of graph outputs.
         empty: names of constants without elements.
     """
 
@@ -71,7 +73,7 @@ def has_scales_and_sizes(node: onnx.NodeProto) -> bool:
 
 
 def require_convertible(proto: onnx.ModelProto, old: int, new: int, known: ConverterFacts) -> None:
-    """Check that each node has a form at opset ``new`` that computes the same.
+    """Check that each node has an equivalent form at opset ``new``.
 
     Args:
         old: opset of the file.
@@ -84,7 +86,7 @@ def require_convertible(proto: onnx.ModelProto, old: int, new: int, known: Conve
             _require_convertible_node(node, known)
 
 
-# Op → the opsets at which it changes.
+# Op → the opsets in which its definition changed. The checks run only if the conversion crosses one of them.
 _CHANGES = {
     "BatchNormalization": (9, 14),
     "Clip": (11,),
@@ -126,7 +128,7 @@ def _require_convertible_node(node: onnx.NodeProto, known: ConverterFacts) -> No
 
 
 def prepare_for_converter(proto: onnx.ModelProto, known: ConverterFacts) -> None:
-    """Remove unread masks, and empty scales next to sizes, in place."""
+    """Remove the unread masks of Dropout, and the empty scales of a Resize that has sizes, in place."""
     for node in proto.graph.node:
         if is_standard(node) and has_mask(node) and node.output[1] not in known.read:
             del node.output[1:]
@@ -157,7 +159,7 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
             for place, value in write(before).items():
                 name = unique_name(f"{node.output[0]}_{node.op_type.lower()}_{place}", names)
                 with np.errstate(over="ignore"):
-                    # A bound beyond float16's largest number becomes Inf, which limits nothing.
+                    # A bound above the type's largest number becomes Inf, which does not limit anything.
                     number = np.array(value).astype(dtype)
                 tensor = onnx.numpy_helper.from_array(number)
                 nodes.append(onnx.helper.make_node("Constant", [], [name], value=tensor))
@@ -173,7 +175,7 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
 
 
 def _default_clip_bounds(node: onnx.NodeProto) -> dict[int, float]:
-    """Return the value of each bound's input.
+    """Return the position of each bound's input, with the bound's value.
 
     An absent bound meant float32's largest number, which clips infinities.
     """

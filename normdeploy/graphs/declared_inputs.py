@@ -20,7 +20,7 @@ class DeclaredInput:
     Attributes:
         dtype: numpy's name, "bfloat16" or ``STRING``; "" if it is not a tensor or its type is unknown.
         dims: sizes, and names of dynamic dims; None if the rank is unknown. An unnamed dim gets a name from its input
-            and axis, ``x_0``.
+            and axis, for example ``x_0``.
     """
 
     name: str

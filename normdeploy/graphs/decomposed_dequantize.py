@@ -2,7 +2,8 @@
 
     (Cast(q) − z)·s          q: stored codes; z and s: constants, one number or one per element along an axis
 
-Weight-only quantizers export this form. The rewritten model is for evaluation, which samples the rounding of the codes.
+Weight-only quantizers export this form. The rewritten model is only for evaluation. The evaluation randomly draws how
+each code may have been rounded, and recognizes codes by the DequantizeLinear that reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..storage.shared_weights import tensor_array
 from .quantization_info import DEQUANTIZE
 
 _CODES = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
-# Minimum number of elements for which codes count as a weight.
+# Stored codes count as a weight only if they have at least this many elements.
 MANY = 64
 # First opset in which DequantizeLinear has an axis.
 _PER_CHANNEL = 13
@@ -104,5 +105,5 @@ def _match_dequantize(
 
 
 def _varying_axes(constant: np.ndarray, rank: int) -> list[int]:
-    """Return the axes of a weight along which a constant that broadcasts to it varies."""
+    """Return the axes of a weight along which a constant varies if it is broadcast to the weight's shape."""
     return [rank - constant.ndim + i for i, size in enumerate(constant.shape) if size > 1]

@@ -14,7 +14,7 @@ from typing import Any
 from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
-# elem_type and shape, each None if unknown.
+# elem_type and shape of a tensor; either is None if it is unknown.
 Type = tuple[int | None, Dims | None]
 
 
@@ -27,7 +27,7 @@ class Types(dict[str, Type]):
 
 Operators = Mapping[type[ast.operator | ast.unaryop], Callable[..., Any]]
 
-# These are exact on integers and on polynomials.
+# Operators that are exact on integers and on polynomials.
 _POLYNOMIAL: Operators = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -43,7 +43,7 @@ def compute_expression(tree: ast.expr, operators: Operators, leaf: Callable[[ast
 
     Args:
         operators: function for each class of operator.
-        leaf: computes every part that is neither an integer nor an operation of ``operators``.
+        leaf: function that computes every other part: neither an integer nor an operation of ``operators``.
 
     Returns: the value, of the type that ``operators`` and ``leaf`` work on.
     """
@@ -94,7 +94,7 @@ def _evaluate_dim(dim: str, operators: Operators, value: Callable[[str], Any]) -
 
 
 def is_invented_name(dim: int | str | None) -> bool:
-    """Return whether onnx's shape inference invented the name, for a size that it could not follow.
+    """Return whether onnx's shape inference invented the name for a size that it could not compute.
 
     Returns: True for "unk__0", for example. The same size may have another name elsewhere.
     """
@@ -133,13 +133,13 @@ def dim_size(dim: int | str | None, name: str) -> Size:
     Args:
         name: identifies a dim that the file leaves unnamed.
 
-    Returns: the size; an opaque one if ``dim`` can't be a size or its name is ambiguous.
+    Returns: the size; an opaque symbol if ``dim`` can't be a size or its name is ambiguous.
     """
     if isinstance(dim, int):
         return Size.from_int(dim)
     if dim is None:
         return Size.opaque(name)
-    # Python's parser treats some different names as equal.
+    # Python's parser would treat some different names as equal.
     if dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip():
         return Size.opaque("a dim", dim)
     try:

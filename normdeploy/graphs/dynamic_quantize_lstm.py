@@ -1,10 +1,10 @@
 """Expand onnxruntime's DynamicQuantizeLSTM into its kernel's computation: a Scan over time with a quantized state.
 
-onnxruntime quantizes all of X at once, and the state of each step before its product with R (``ComputeGemm`` in
-onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is [directions, hidden,
-4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one per column
-(onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may split the batch. Each then quantizes
-the states of its part, whose range lies inside that of the whole batch.
+onnxruntime quantizes all of X at once. At each step, it quantizes the state before it multiplies the state by R
+(``ComputeGemm`` in onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is
+[directions, hidden, 4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one per column
+(onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may split the batch. Each thread then
+quantizes the states of its part of the batch, whose range lies inside the range of the whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _INPUT = """
     xq, xs, xz = DynamicQuantizeLinear (X)
     x = DequantizeLinear (xq, xs, xz)
 """
-# One direction: "place" is its index, "n" the hidden size. Y is [time, 1, batch, n], Y_h and Y_c are [1, batch, n].
+# Nodes of one direction, as text. "place" is the direction's index, "n" the hidden size. Y is [time, 1, batch, n]; Y_h
+# and Y_c are [1, batch, n].
 _WEIGHTS = """
     w = DequantizeLinear <axis: int = 1> (W, W_scale, W_zero)
     r = DequantizeLinear <axis: int = 1> (R, R_scale, R_zero)
@@ -101,7 +102,7 @@ def expand_node(
 
     Args:
         fresh: makes a tensor name that is not in use yet.
-        constant: adds an initializer under such a name and returns the name.
+        constant: adds an initializer under an unused name and returns the name.
         stored: returns the value of an initializer; None for any other tensor.
 
     Yields: the new nodes in topological order.
@@ -125,7 +126,7 @@ def expand_node(
                 own[name] = fresh(names[name])
                 yield helper.make_node("Gather", [names[name], own["place"]], [own[name]], node.name, axis=0)
             else:
-                # Stored codes stay initializers, so that readers of this form recognize them as weights.
+                # Stored codes stay initializers, so that code that looks for quantized weights recognizes them.
                 own[name] = constant(names[name], np.asarray(value)[place])
         ends.append(own)
         yield from _parse_nodes(_direction_text(names, reverse), node.name, own, fresh)
@@ -135,7 +136,7 @@ def expand_node(
 
 
 def _direction_text(given: dict[str, str], reverse: int) -> str:
-    """Return the text of one direction, with the bias and the initial states that the node has."""
+    """Return the nodes of one direction as text. An omitted bias is skipped, and omitted initial states are zeros."""
     if "B" in given:
         bias = _BIAS
     else:
@@ -157,7 +158,7 @@ def _parse_nodes(text: str, name: str, names: dict[str, str], fresh: Callable[[s
     def tensor_name(end: str) -> str:
         """Map a name of the text to the tensor's name.
 
-        Returns: the same name for the same text.
+        Returns: the name in ``names``, or a fresh name that stays the same for later calls.
         """
         if end not in own:
             own[end] = fresh(f"{name}_{end}")

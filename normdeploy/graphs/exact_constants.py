@@ -1,6 +1,6 @@
 """Keep the exact values of constants that were rounded to the model's type.
 
-For float32 this takes 4 bytes per element, half of a float64 copy.
+A large float32 constant takes 4 extra bytes per element, half of a float64 copy.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-# Constants up to this many elements are kept in float64.
+# Maximum number of elements of a constant that is kept whole in float64.
 _FEW = 2**12
-# Elements of a slice.
+# Elements of a slice that stays in the processor's cache.
 _PIECE = 2**14
-# Smallest nonzero element; the rounding error of a smaller one has too few digits in float32.
+# Smallest magnitude of a nonzero element for which a remainder is kept. The rounding error of a smaller element has too
+# few digits in float32.
 _SMALLEST = 2.0**-80
 
 
 class ExactConstants:
-    """float64 values by the ids of the constants that hold them rounded.
+    """Exact float64 values of constants, by the id of the constant that stores the rounded value.
 
     For a large float32 constant, only the remainder lost in rounding is kept, in float32: value = rounded + remainder.
     The relative error is at most 2⁻⁴⁸, because the remainder is at most 2⁻²⁴ of the value and float32 keeps 24 bits of
-    it. The rounded elements are taken from the constant if they are correct. Otherwise the whole value is kept, so that
-    errors in the constant show. Once a constant is proved, its remainder can be dropped if the value can be computed
-    again.
+    the remainder. This works only if the constant is the correctly rounded value. Otherwise the whole value is kept, so
+    that the proof can find the error in the constant. Once a constant is proved, its remainder can be dropped if the
+    value can be computed again.
     """
 
     def __init__(self) -> None:
         self._whole: dict[int, np.ndarray] = {}
         self._parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # The rounded elements, and a function that computes the value.
+        # Constants whose remainder was dropped: the rounded elements, and a function that computes the value again.
         self._again: dict[int, tuple[np.ndarray, Callable[[], np.ndarray]]] = {}
 
     def store_exact(self, stored: gs.Constant, exact: np.ndarray) -> None:
@@ -115,7 +116,7 @@ class ExactConstants:
 def _rounding_remainder(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | None:
     """Return the remainder of rounding.
 
-    None if ``rounded`` is not the rounded value, or if float32 has too few digits for the remainder.
+    Returns: float32; None if ``rounded`` is not the rounded value, or if float32 has too few digits for the remainder.
     """
     part = np.empty(exact.shape, np.float32)
     with np.errstate(all="ignore"):

@@ -23,7 +23,7 @@ from .linked_graph import LinkedGraph
 from .proto_queries import single_use_symbols
 from .shape_inference import infer_types
 
-# The result of these ops has the shape of the largest input (or broadcasts to it) and the type of the first.
+# Elementwise ops. Their result has the shape to which the inputs broadcast, and the type of the first input.
 _ELEMENTWISE = frozenset(
     {
         *(
@@ -48,7 +48,7 @@ _ELEMENTWISE = frozenset(
 _NORMS = DEFAULT | OURS
 # Highest opset whose ops the passes write.
 NEWEST = max(row.since for row in STANDARD.values())
-# Larger constants, in bytes, are read again each time.
+# Maximum size in bytes of a constant whose value is kept in memory. A larger constant is read again each time.
 _LARGE = 2**12
 
 
@@ -63,21 +63,21 @@ class FileGraph(LinkedGraph):
         """
         super().__init__(proto)
         self.opset = default_domain_opset(proto)
-        # Nodes that we wrote, by the newest opset's definition.
+        # Ids of nodes that the passes wrote. They follow the newest opset's definition.
         self._new: set[int] = set()
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        # For computed constants.
+        # Limits the number of elements that the evaluation of constants may create.
         self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
         # Values of tensors passed to `treat_as_constant`.
         self._taken: dict[int, np.ndarray] = {}
         # Exact values that rewrites computed.
         self.exact = ExactConstants()
-        # Shapes that neither the file nor inference knows.
+        # Shapes that a pass found or computed. Neither the file nor onnx's inference provides them.
         self._shapes: dict[int, Dims | None] = {}
         self._lonely = single_use_symbols(proto.graph)
-        # Shapes that are final.
+        # Shapes that are completely known, so they are not computed again.
         self._stated: dict[int, Dims] = {}
         self._dtypes: dict[int, int] = {}
 
@@ -104,7 +104,7 @@ class FileGraph(LinkedGraph):
     def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
         """Treat these tensors, and all that is computed from them, as data.
 
-        Otherwise they would count as constants or sizes, from which they are computed.
+        Without this call they would count as constants or as sizes, because they are computed from constants or sizes.
         """
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
@@ -162,7 +162,8 @@ class FileGraph(LinkedGraph):
         Returns: float64 for floating types, exact if a rewrite computed it; other types unchanged.
 
         Raises:
-            UnsupportedOp: the evaluator does not cover an op that computes it, or it takes too many elements.
+            UnsupportedOp: the evaluator does not cover an op that computes ``t``, or the computation needs too many
+                elements.
         """
         known: dict[int, Any] = {}
         stack = [t]
@@ -201,7 +202,7 @@ class FileGraph(LinkedGraph):
     def known_value(self, t: gs.Tensor) -> np.ndarray | None:
         """Compute the value of ``t`` if it is constant.
 
-        Returns: as `value`; None if ``t`` is omitted, not constant or can't be evaluated.
+        Returns: an array as from `value`; None if ``t`` is omitted, is not constant or can't be evaluated.
         """
         if t.is_empty():
             return None
@@ -231,7 +232,7 @@ class FileGraph(LinkedGraph):
         return (value, None)
 
     def evaluate_node(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Evaluate one node in float64, reporting every failure as UnsupportedOp.
+        """Evaluate one node in float64, and report every failure as UnsupportedOp.
 
         Returns: one array per output.
 
@@ -315,7 +316,9 @@ class FileGraph(LinkedGraph):
         return self._shapes.get(id(t)) or dims
 
     def _work_out_shapes(self) -> None:
-        """Compute shapes that neither the file nor inference knows. Does nothing here; subclasses may override it."""
+        """Compute the shapes that neither the file nor onnx's inference provides. The base class does nothing;
+        subclasses may override this.
+        """
 
     def record_type(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
         """Record the type and shape that were found for ``t``.
@@ -352,7 +355,7 @@ class FileGraph(LinkedGraph):
         return self._shapes[id(t)]
 
     def _broadcast_shape(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
-        """Return the shape to which tensors of one rank broadcast. Each dim is the first one that is not 1."""
+        """Return the shape to which tensors of equal rank broadcast: for each axis, the first dim that is not 1."""
         shapes = [s for s in map(self.shape, tensors) if s is not None]
         if shapes:
             return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True))
@@ -434,7 +437,7 @@ def _is_open_dim(dim: int | str | None) -> bool:
 def _keeps_input_shape(node: gs.Node, t: gs.Tensor) -> bool:
     """Return whether ``t``, an output of ``node``, has the shape of its largest input.
 
-    Op names of a third-party domain say nothing, so these return False unless the op is a known norm.
+    The op name alone does not identify a third-party op, so the result is False for it unless the op is a known norm.
     """
     norm = _norm_op_row(node)
     if norm is None and (node.domain or "") not in ("", "ai.onnx", DOMAIN):
@@ -474,7 +477,7 @@ def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     """List the inputs whose values matter. CastLike's second input only provides a type.
 
-    Returns: the inputs without omitted ones.
+    Returns: the inputs that are not omitted.
     """
     if node.op == "CastLike":
         inputs = node.inputs[:1]

@@ -1,6 +1,6 @@
-"""Check and write the functions of own ops and third-party ops with an ONNX function body.
+"""Check and write the functions of normdeploy's own ops and of third-party ops with an ONNX function body.
 
-A function with the name of such an op but another body is never treated as the op: only its body defines it.
+If a function has the name of such an op but another body, it is never treated as that op: only its body defines it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ Op = tuple[str, str]
 
 
 def may_use_function_ops(proto: onnx.ModelProto) -> bool:
-    """Return whether the model may contain own ops or contains third-party ops with a function body.
+    """Return whether the model may contain normdeploy's own ops, or whether it contains third-party ops with a function
+    body.
 
-    Returns: True also if it only imports our domain.
+    Returns: True also if the model imports normdeploy's domain without using it.
     """
     return any(o.domain == DOMAIN for o in proto.opset_import) or bool(_function_op_calls(proto))
 
 
 def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
-    """Prepare the model for the passes by inlining functions of own ops and third-party ops.
+    """Prepare the model for the passes by inlining functions of normdeploy's own ops and of third-party ops.
 
     Args:
-        fuse: "portable" inlines only functions whose body is not that of the op with this name. Any other value inlines
-            all functions of such ops.
+        fuse: "portable" inlines only functions whose body differs from the body of the op with the same name. Any other
+            value inlines all functions of normdeploy's own ops and of third-party ops.
 
     Returns: a changed copy; ``proto`` itself if nothing is inlined.
 
@@ -66,7 +67,8 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
 
 
 def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Write the functions of the own ops and third-party ops in use, for ``opset``, and remove all others of such ops.
+    """Write the functions, for ``opset``, of the own ops and third-party ops in use, and remove the functions of unused
+    ops.
 
     Returns: ``proto``, changed in place.
     """
@@ -114,13 +116,15 @@ def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onn
 
 
 def _function_bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
-    """Return the functions of those ops that have one at this opset, except those ``present`` already."""
+    """Return a function for each of ``ops`` that has a body at this opset and no function in ``present`` yet."""
     rows = [(op, function_op_row(*op)) for op in sorted({*ops} - {*present})]
     return [norm_function_body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 
 
 def _function_op_calls(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """List the nodes of own ops and third-party ops with a function body, outside their own functions."""
+    """List the nodes of own ops, and of third-party ops with a function body. Nodes inside functions of these ops are
+    left out.
+    """
     holders = [proto.graph.node, *(f.node for f in proto.functions if not is_managed_op(f.domain, f.name))]
     return [
         node for holder in holders for node in nodes_with_bodies(holder) if is_managed_op(node.domain, node.op_type)
@@ -182,7 +186,7 @@ def _function_meaning(function: onnx.FunctionProto) -> list[object]:
 def _inline_functions(
     proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.FunctionProto]
 ) -> onnx.ModelProto:
-    """Return a copy of ``proto`` with the functions of these ops inlined, its own and ``bodies``."""
+    """Return a copy of ``proto`` with the calls of ``ops`` inlined, from its own functions and ``bodies``."""
     made = {o: n for n in _function_op_calls(proto) for o in n.output}
     skeleton = _copy_without_weights(proto)
     skeleton.functions.extend(bodies)

@@ -1,7 +1,7 @@
-"""ONNX graph that the passes edit and write: `normdeploy.graphs.file_graph` with changes.
+"""ONNX graph that the passes edit and write. It extends `normdeploy.graphs.file_graph` by changes.
 
 Edits only change which tensors nodes read and write. A node whose outputs are unused is dropped from the exported list.
-Its own links are left alone, because residual branches share them.
+The dropped node keeps its links to tensors, because residual branches share these tensors.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class Graph(FileGraph):
 
         Args:
             taken: names that new tensors must not have.
-            weights: stores new large constants, and the written model refers to it
-                (`normdeploy.storage.shared_weights`). None writes them into the model.
+            weights: stores new large constants, to which the written model then only refers
+                (`normdeploy.storage.shared_weights`). If None, the constants are written into the model.
 
         Raises:
             GraphError: the nodes are not in topological order, or a name is written twice.
         """
         super().__init__(proto)
-        # An id identifies an object only while the object lives.
+        # Keeps dropped objects alive, because an id identifies an object only as long as the object exists.
         self._keep: list[gs.Node | gs.Tensor] = []
-        # id of a node → the last node that was inserted after it.
+        # Id of a node → the last node that was inserted after this node.
         self._inserted: dict[int, gs.Node] = {}
         self._dead: set[int] = set()
         self._weights = weights
-        # By id of a new large constant.
+        # Id of a new large constant → the tensor that refers to its data in ``weights``.
         self._referring: dict[int, onnx.TensorProto] = {}
         self._names = {*taken, *all_names(proto.graph)}
-        # id of a Constant node that we made → the initializer that is written for it.
+        # Id of a Constant node that `freeze_tensor` made → the initializer that is written in its place.
         self._settled: dict[int, gs.Constant] = {}
-        # Results of recognition for one norm, to try on similar ones.
+        # Recognition results of norms already read. Recognition tries them first on similar norms.
         self.memo: dict[object, object] = {}
 
     @property
@@ -126,7 +126,7 @@ class Graph(FileGraph):
         Nodes that become unused are dropped.
 
         Args:
-            shape: of ``old``, if it is known now.
+            shape: shape of ``old``, if the rewrite determined it.
             place: index of the output that becomes ``old``.
             origin: node whose metadata the new nodes inherit; None for the producer of ``old``.
         """
@@ -141,7 +141,7 @@ class Graph(FileGraph):
         if shape is not None:
             self._shapes[id(old)] = shape
         end = before
-        # Nodes may have been inserted already for another output.
+        # Nodes may have been inserted already for another output of the same node.
         while id(end) in self._inserted:
             end = self._inserted[id(end)]
         for node in new_nodes:
@@ -152,7 +152,7 @@ class Graph(FileGraph):
         self.redirect_readers(old, new_nodes[-1], place)
 
     def redirect_readers(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
-        """Let output number ``place`` of ``node``, which is in the graph, become ``old``.
+        """Let output number ``place`` of ``node``, a node of the graph, produce ``old``.
 
         Nodes that become unused are dropped.
         """
@@ -186,7 +186,7 @@ class Graph(FileGraph):
         self.replace(t, [node])
 
     def drop_if_unused(self, node: gs.Node) -> None:
-        """Remove ``node`` if none of its outputs is read, and then, upwards, the nodes that only it used."""
+        """Remove ``node`` if none of its outputs is read. Then remove the nodes before it that become unused."""
         stack = [node]
         while stack:
             top = stack.pop()
@@ -213,7 +213,8 @@ class Graph(FileGraph):
     def to_proto(self) -> onnx.ModelProto:
         """Write the current model.
 
-        Returns: live nodes, the initializers that they use, and all fields that graphsurgeon would lose.
+        Returns: a model with the live nodes, the initializers that they use, and all fields that graphsurgeon would
+            lose.
         """
         out = onnx.ModelProto()
         for field, value in self.proto.ListFields():
@@ -238,12 +239,12 @@ class Graph(FileGraph):
         made = {t.name for n in nodes for t in n.outputs}
         used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
         inner = (t for n in nodes_with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
-        # The others belong to the bodies.
+        # Constants of the bodies themselves are written with the bodies.
         used |= {id(t): t for t in inner if t.name in self._initializers}
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         used |= {id(t): t for t in settled}
         named: set[str] = set()
-        # The file's order comes first, then ours, so that a second run changes nothing.
+        # Initializers of the file come first, in the file's order, then new ones. So a second run changes nothing.
         place = {name: i for i, name in enumerate(self._initializers)}
         for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):
             if t.name in named:
@@ -260,8 +261,8 @@ class Graph(FileGraph):
     def node_proto(self, node: gs.Node) -> onnx.NodeProto:
         """Write one node.
 
-        Returns: a node of the file unchanged except for its outputs' names; a new node with the metadata of those it
-            replaces.
+        Returns: a node of the file, unchanged except for its outputs' names; or a new node, with the metadata of the
+            nodes that it replaces.
         """
         proto = onnx.NodeProto()
         original = self._original.get(id(node))

@@ -1,7 +1,8 @@
 """Find the thresholds of a graph's inputs: the numbers at which its constants take effect.
 
-`find_thresholds` walks a graph from its end to its inputs and converts each threshold on the way: before x·2 + 1, a
-threshold of 5 becomes 2. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of them.
+`find_thresholds` walks a graph from its outputs to its inputs and converts each threshold on the way: a threshold of 5
+for the result of x·2 + 1 is a threshold of 2 for x. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of
+them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .index_bounds import IndexLimit, find_index_bounds
 
 # Maximum number of elements of a constant that is read as thresholds.
 _FEW = 64
-# Maximum number of thresholds of one tensor.
+# Maximum number of thresholds that are kept for one tensor.
 _MOST = 24
-# A threshold of the result is one of the input, because elements are moved, selected or averaged.
+# Ops that move, select or average elements. A threshold of the result is also a threshold of the input.
 _SAME = frozenset(
     {
         "Identity",
@@ -83,7 +84,7 @@ _AT_ZERO = frozenset(
     }
 )
 _COMPARED = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Min", "Max", "Mod"})
-# Inputs that determine sizes of a result or positions to read; None for all inputs.
+# Op → positions of the inputs that determine sizes of a result or positions to read; None for all inputs.
 _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
     "Reshape": (1, 2, 3, 4),
     "Expand": (1, 2, 3, 4),
@@ -119,7 +120,8 @@ _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
 }
 
 
-# Their outputs do not pass sizes on, whatever they read.
+# Ops whose inputs do not determine sizes even if their output is used as a size, because these ops return shapes or
+# booleans.
 _NO_SIZES = frozenset(
     {"Shape", "Size", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "IsNaN", "IsInf", "Not", "And"}
     | {"Or", "Xor"}
@@ -145,7 +147,8 @@ class GraphThresholds:
     def for_input(self, name: str) -> tuple[float, ...]:
         """List the thresholds to draw for an input.
 
-        Returns: its own first, then those that were not traced to an input; at most 48.
+        Returns: at most 48 numbers. The thresholds that act on this input come first, then all other thresholds of the
+            graph.
         """
         return tuple(dict.fromkeys((*self.values.get(name, ()), *self.named)))[: 2 * _MOST]
 
@@ -174,7 +177,7 @@ _Constants = dict[str, np.ndarray]
 
 
 class _ThresholdPropagation:
-    """Carry thresholds from the end of a graph to its inputs."""
+    """Carry thresholds from a graph's outputs back to its inputs."""
 
     def __init__(self, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> None:
         self._functions = functions
@@ -223,7 +226,7 @@ class _ThresholdPropagation:
         """Adopt the thresholds and sizes of a function's inputs for a call; each body is read once."""
         key = (function.domain, function.name)
         if key not in self._known:
-            # This ends the recursion of a function that calls itself, which is refused elsewhere.
+            # This entry ends the recursion if a function calls itself. Such a file is refused elsewhere.
             self._known[key] = ({}, set())
             outside = self.sized
             self.sized = set()
@@ -236,7 +239,7 @@ class _ThresholdPropagation:
                 self.sized.add(given)
 
     def _note_size_tensors(self, node: onnx.NodeProto) -> None:
-        """Note the tensors that determine sizes: those read as sizes, and those that such a tensor is computed from."""
+        """Note the tensors that determine sizes: tensors read as sizes, and tensors from which a size is computed."""
         if node.domain not in STANDARD and (node.domain, node.op_type) not in self._functions:
             # The op is unknown, so it may read any input as a size.
             self.sized.update(node.input)
@@ -348,7 +351,7 @@ def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tup
 
 
 def _rounding_thresholds(kind: int) -> list[float]:
-    """Return numbers around which a Cast to integers or bool changes its result."""
+    """Return numbers near which a Cast to integers or bool changes its result."""
     if kind == onnx.TensorProto.BOOL:
         return [0.0]
     if kind in onnx.TensorProto.DataType.values():
@@ -363,7 +366,7 @@ def _rounding_thresholds(kind: int) -> list[float]:
 def _input_thresholds(
     node: onnx.NodeProto, behind: list[float], constants: _Constants
 ) -> Iterable[tuple[str, list[float]]]:
-    """Yield each input of a node with the numbers for which its result reaches those of ``behind``."""
+    """Yield each input of a node with the numbers at which the node's result reaches a threshold in ``behind``."""
     op = node.op_type
     names = [name for name in node.input if name and name not in constants]
     if op in _SAME:

@@ -1,9 +1,9 @@
-"""Bound the dims of an ONNX graph and the values of its integer inputs by the tables that they index.
+"""Bound the values of an ONNX graph's integer inputs, and its dims, by the sizes of the tables that they index.
 
 An index into a table of n rows lies in [0, n), and a slice of a table up to a size has at most n rows. The analysis
-walks forward through the graph. For small vectors it tracks the dims that are their elements. For integers it tracks
-the origin, an input or positions that count up to a dim, plus an offset. `normdeploy.loading.program_bounds` does the
-same for torch's programs.
+walks forward through the graph. For each element of a small vector of sizes, the analysis tracks the dim that it
+equals. For other integers, the analysis tracks an origin and an offset. The origin is an input, or a sequence of
+positions that counts up to a dim. `normdeploy.loading.program_bounds` does the same for torch's programs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _SAME = frozenset(
     ]
 )
 _FLAGS = frozenset(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN"])
-# FLOAT is included because torch casts the 0 and 1 of a Range from float.
+# Element types of constants whose values are tracked. FLOAT is included because torch casts the 0 and 1 of a Range from
+# float.
 _COUNTS = (
     onnx.TensorProto.INT64,
     onnx.TensorProto.INT32,
@@ -49,7 +50,7 @@ _SMALL = 64
 
 @dataclass(frozen=True)
 class IndexLimit:
-    """Half-open range [low, high) of values, or the largest size ``high - 1`` with ``low`` 0.
+    """Half-open range [low, high) of values. For a size, ``low`` is 0 and the largest size is ``high - 1``.
 
     Attributes:
         source: tensor that sets the limit.
@@ -237,9 +238,9 @@ class _BoundsAnalysis:
                 )
 
     def _running_sum_sources(self) -> Iterable[_IndexSource]:
-        """Yield the origin of a running sum of flags, which counts up to the dim along which it runs.
+        """Yield the origin of a running sum of flags. The sum counts up to the size of the summed axis.
 
-        These are the positions of a text. The dim is known only if all inputs share one second dim.
+        Language models compute token positions this way. The dim is known only if all inputs share one second dim.
         """
         dims = {shape[1].dim for shape in self.shapes.values() if len(shape) > 1 and isinstance(shape[1], _OffsetDim)}
         if len(dims) == 1:
@@ -273,7 +274,7 @@ class _BoundsAnalysis:
                 self._tighten_limit(self.found.values, origin.what, IndexLimit(-origin.low, rows - origin.high, table))
 
     def _limit_by_slice(self, node: onnx.NodeProto) -> None:
-        """Limit the size up to which a stored table is sliced."""
+        """Limit a size up to which a stored table is sliced to the table's rows."""
         dims = self.rows.get(node.input[0], ())
         starts, ends = (self.vectors.get(name) for name in node.input[1:3])
         axes: Sequence[Any] | None
@@ -301,7 +302,9 @@ class _BoundsAnalysis:
 
 
 def _merge_sources(origins: Iterable[_IndexSource]) -> frozenset[_IndexSource]:
-    """Merge the origins of each input or dim into one that covers them all; no origin remains if there are too many."""
+    """Merge the origins of each input or dim into a single origin that covers them. If too many origins remain, return
+    no origin.
+    """
     merged: dict[tuple[str, bool], _IndexSource] = {}
     for origin in origins:
         other = merged.get((origin.what, origin.counted), origin)

@@ -1,8 +1,8 @@
-"""Find the numbers at which a graph's decision depends on an unmodified input.
+"""Find the numbers that a graph compares with an unmodified input.
 
-Examples are x > 0.5, the edge of a bucket, and the threshold of a leaf. Drawn as an input, such a number distinguishes
-> from >=. The search passes through exact ops only. After a product or a sum, rounding decides, and either answer is
-correct.
+Examples are the 0.5 of x > 0.5, the edge of a bucket, and the threshold of a decision tree. If the input equals such a
+number, > and >= give different results. The search passes through exact ops only. After a product or a sum, the result
+of a comparison depends on rounding, and either result is correct.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..storage.proto_traversal import attribute_graphs, nodes_with_bodies
 from ..types import Arrays
 from .graph_thresholds import distinct_numbers, node_constant, small_constants
 
-# Each element of the result is an element of an operand, or its negative.
+# Ops for which each element of the result is an element of an operand, or its negative.
 _MOVES = frozenset(
     {
         *("Identity", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat"),
@@ -29,7 +29,7 @@ _MOVES = frozenset(
 )
 _TURNS = frozenset({"Neg", "Abs"})
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
-# Ops that jump at fixed numbers.
+# Op → the fixed numbers at which its result jumps.
 JUMPS: Mapping[str, tuple[float, ...]] = {
     "sign": (0.0,),
     "floor": (-1.0, 0.0, 1.0, 2.0),
@@ -42,7 +42,7 @@ _Origins = dict[str, frozenset[str]]
 
 
 def comparison_thresholds(proto: onnx.ModelProto) -> dict[str, tuple[float, ...]]:
-    """Find the numbers at which the graph and its bodies decide by an element of an input. Functions are not searched.
+    """Find the numbers that the graph and its bodies compare with an input's elements. Functions are not searched.
 
     Returns: floating input → numbers.
     """
@@ -57,9 +57,9 @@ def comparison_thresholds(proto: onnx.ModelProto) -> dict[str, tuple[float, ...]
 
 
 def compares_values(proto: onnx.ModelProto) -> bool:
-    """Return whether a node, in a body too, compares numbers or converts them to integers.
+    """Return whether any node of the graph or of its bodies compares numbers or converts them to integers.
 
-    Returns: True also if the node does not read an input of the graph.
+    Returns: True also if that node does not read an input of the graph.
     """
     return any(
         node.op_type in _COMPARISONS
@@ -98,7 +98,7 @@ def _collect_thresholds(
 
 
 def _node_thresholds(node: onnx.NodeProto, constants: Arrays) -> Iterator[tuple[str, Iterable[float]]]:
-    """Yield each input of a node with the finite numbers at which the node decides."""
+    """Yield each input of a node with the finite numbers at which the node's result changes."""
     attributes = {a.name: a for a in node.attribute}
     if node.op_type.startswith("TreeEnsemble") and "nodes_modes" in attributes and "nodes_values" in attributes:
         modes = attributes["nodes_modes"].strings

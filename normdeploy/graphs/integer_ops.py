@@ -1,8 +1,8 @@
-"""Compute ops on integers, the shapes and axes of a region, for all sizes at once.
+"""Compute ops on integers, such as shapes and axes in a region, for all sizes at once.
 
-Without open sizes, numpy computes them. Sizes are polynomials. They are added, multiplied, moved, and divided if the
-division is exact at every size. Min, Max, Mod, comparisons and masks on sizes are refused, because their result varies
-with the size.
+Integers without open sizes are computed by numpy. Open sizes are polynomials: they are added, multiplied and moved, and
+divided if the division is exact at every size. Min, Max, Mod, comparisons and masks on sizes are refused, because their
+result varies with the size.
 """
 
 from __future__ import annotations
@@ -102,7 +102,11 @@ def _divide_sizes(a: Any, b: Any) -> Size:
 
 
 def _sizes_equal(a: Any, b: Any) -> bool:
-    """Return whether two sizes are equal, if the answer is the same at every size."""
+    """Return whether two sizes are equal at every size.
+
+    Raises:
+        NoPolynomial: they are equal at some sizes only.
+    """
     difference = Size.from_int(a) - Size.from_int(b)
     if difference == 0:
         return True

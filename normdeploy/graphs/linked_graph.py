@@ -2,10 +2,10 @@
 
 Only this file and `normdeploy.graphs.graph` know graphsurgeon's quirks:
 
-- It loses metadata, doc strings of nodes and of the model, model_version and quantization annotations. They are kept by
-  tensor name and restored.
+- It loses metadata, doc strings of nodes and of the model, model_version and quantization annotations. These are kept
+  here by tensor name and restored.
 - It treats initializers that are graph inputs as constants. Here they stay inputs.
-- It compares tensors by name and nodes by value. Here identity counts.
+- It compares tensors by name and nodes by value. Here tensors and nodes are compared by identity.
 - It skips attributes of types that it doesn't know. Nodes that are not rewritten are written back as in the file.
 """
 
@@ -53,7 +53,7 @@ class LinkedGraph:
         self._resolve_held_weights()
 
     def _resolve_held_weights(self) -> None:
-        """Load weights that are held in memory; graphsurgeon would search for them in files."""
+        """Load referenced weights that are in memory, because graphsurgeon would search for them in files."""
         if not any(shared_array(t) is not None for t in self._initializers.values()):
             return
         for t in (*(t for node in nodes_with_subgraphs(self.gs.nodes) for t in node.inputs), *self.gs.outputs):
@@ -99,21 +99,22 @@ class LinkedGraph:
     def consumers(self, t: gs.Tensor) -> list[gs.Node]:
         """List the live nodes that read the value of ``t``.
 
-        Returns: each node once; without CastLikes that only take its type.
+        Returns: each node once, without CastLikes that read only the type of ``t``.
         """
         return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
 
     def all_consumers_of(self, t: gs.Tensor) -> list[gs.Node]:
         """List the live nodes that use ``t`` in any way.
 
-        Returns: each node once; with CastLikes that only take its type, and nodes whose bodies read it.
+        Returns: each node once. CastLikes that read only the type of ``t`` and nodes whose bodies read ``t`` are
+            included.
         """
         return list(self._consumers.get(id(t), {}).values())
 
     def is_read_once(self, t: gs.Tensor) -> bool:
         """Return whether exactly one live node reads the value of ``t``.
 
-        The search stops at the second reader, because there may be thousands.
+        The search stops at the second reader, because a tensor may have thousands of readers.
 
         Returns: False for a tensor without readers.
         """
@@ -127,7 +128,7 @@ class LinkedGraph:
     def is_overridable(self, name: str) -> bool:
         """Return whether a caller may override this initializer.
 
-        Returns: True if it is a graph input too.
+        Returns: True if the initializer is also a graph input.
         """
         return any(t.name == name for t in self._defaults)
 

@@ -1,8 +1,9 @@
-"""Open each model-local function as a model whose inputs have the types and shapes that all its callers agree on.
+"""Open each model-local function as a model. Its inputs have the types and shapes on which all callers agree.
 
-Sizes that differ between callers become symbols; sizes that differ in the same way become the same symbol. Attributes
-that a function's nodes take from the caller are filled in if all callers pass the same value, and restored when the
-function is written back. A function with too little information is not opened; `closed_functions` gives the reason.
+A size that differs between callers becomes a symbol. Two sizes that are equal in every call share one symbol.
+Attributes that a function's nodes take from the caller are filled in if all callers pass the same value. They are
+restored when the function is written back. A function whose types or attributes stay unknown is not opened;
+`closed_functions` gives the reason.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionPro
         try:
             model = _function_model(proto, defined, by_key[key], sites[key])
         except RefusedError as refusal:
-            # The types that it passes on are unknown.
+            # The function was not opened, so the types that it passes to other functions are unknown.
             _collect_call_sites(by_key[key].node, Types(), by_key, sites)
             yield by_key[key], refusal
         else:
@@ -97,9 +98,9 @@ def _collect_call_sites(
 
 
 def _order_callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[FunctionKey]:
-    """Return each function before those that it calls.
+    """Order the functions so that each function comes before the functions that it calls.
 
-    ONNX allows no recursion; if a file has one anyway, the order among these functions is arbitrary.
+    ONNX allows no recursion. If functions of a file call each other anyway, their order is arbitrary.
     """
     order: list[FunctionKey] = []
     seen: set[FunctionKey] = set()
@@ -202,7 +203,7 @@ def _function_subgraph(function: onnx.FunctionProto, model: onnx.ModelProto) -> 
     def put_back(result: onnx.ModelProto) -> None:
         """Write the optimized nodes back into the function.
 
-        Unchanged nodes get the caller's attributes back that were filled in.
+        An unchanged node again takes from the caller the attributes that were filled in.
         """
         nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in result.graph.initializer]
         for node in result.graph.node:

@@ -1,7 +1,8 @@
 """Expand onnxruntime's MatMulNBits into a blocked DequantizeLinear and a MatMul.
 
 Y = A · Wᵀ + bias, with W[n, k] = (code − zero point) · scale of k's block. The codes of a block are packed into whole
-bytes, lowest bits first, and so are the zero points of a row of W. A missing zero point is half the range of the codes
+bytes, lowest bits first. The zero points of a row of W are packed the same way. If zero points are missing, the zero
+point is half the range of the codes
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits).
 """
 
@@ -16,7 +17,7 @@ from onnx import helper
 from .quantization_info import DEQUANTIZE
 
 _BITS = (2, 4, 8)
-# Accuracy level at which the kernel rounds A too.
+# Value of the attribute ``accuracy_level`` at which the kernel also quantizes A, to 8 bits.
 _EIGHT_BIT_ACTIVATIONS = 4
 
 
@@ -44,7 +45,9 @@ def expand_node(
     """Expand a node for which `is_plain_form` holds. Each new node has the original node's name.
 
     Args:
-        fresh: as in ``dynamic_quantize_lstm``, like the other functions.
+        fresh: makes a tensor name that is not in use yet.
+        constant: adds an initializer under an unused name and returns the name.
+        stored: returns the value of an initializer; None for any other tensor.
 
     Yields: the new nodes in topological order.
     """

@@ -1,7 +1,7 @@
-"""Choose the nodes to draw for a norm: those that handle data, before and after the rewrite, and their neighbors.
+"""Choose the nodes to draw for a norm before and after its rewrite: the nodes that handle data, and their neighbors.
 
-Constants, and nodes computed from constants and shapes alone, are omitted: they are attributes of the norm, not steps.
-Only boxes at the ends have names, so the norms of all layers share one diagram.
+Constants, and nodes computed from constants and shapes alone, are omitted, because they are parameters of the norm, not
+steps. Only the first and last boxes have tensor names, so the norms of all layers share one diagram.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import norm_extraction
 
 # Maximum number of boxes of one diagram.
 _MOST = 60
-# Neighbors drawn on each side.
+# Maximum number of neighbors drawn before the norm, and after it.
 _BESIDE = 3
 _PICTURES = 40
 
@@ -73,11 +73,11 @@ class _DiagramNeighbors:
     def diagram_boxes(self, tensors: Iterable[str]) -> tuple[DiagramBox, ...]:
         """Draw the data nodes that make ``tensors``, and their neighbors.
 
-        Returns: each box after those that it reads; () if there are more than 60.
+        Returns: boxes in topological order; () if there are more than 60.
         """
         made = self.cutter.made
         inside = self._data_nodes(sorted({made[t] for t in tensors if t in made}))
-        # The order determines which neighbors are drawn.
+        # A dict keeps the order, which determines which neighbors are drawn.
         outputs = dict.fromkeys(o for place in inside for o in self.nodes[place].output if o)
         read = dict.fromkeys(
             i
@@ -95,7 +95,7 @@ class _DiagramNeighbors:
         if not inside or len(places) > _MOST:
             return ()
         drawn: list[DiagramBox] = []
-        # tensor → the box that provides it.
+        # Tensor → index of the box that produces it.
         index: dict[str, int] = {}
         for name in sources:
             if name not in made:
@@ -111,7 +111,7 @@ class _DiagramNeighbors:
         return tuple(drawn)
 
     def _data_nodes(self, places: Sequence[int]) -> dict[int, None]:
-        """Return the nodes that read data or the results of such nodes; the others compute shapes and constants."""
+        """Return the nodes that depend on data. All other nodes compute shapes and constants."""
         own = {o for place in places for o in self.nodes[place].output}
         self._shaped = set[str]()
         kept: dict[int, None] = {}

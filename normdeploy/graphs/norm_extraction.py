@@ -1,7 +1,7 @@
-"""Extract each norm of a file as a small model, to be shown to a runtime.
+"""Extract each norm of a file as a small model that a runtime can be tested on.
 
-Tensors and nodes get canonical names, and weights become ones. So two norms that a runtime can't distinguish give the
-same model, byte for byte.
+Tensors and nodes get canonical names, and each element of a large weight becomes 1. So two norms that a runtime can't
+distinguish give the same model, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from .local_functions import open_functions
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, body_subgraphs, make_value_info
 
-# Maximum number of elements of a constant whose values a runtime may read: axes, shapes, epsilon.
+# Maximum number of elements of a constant that keeps its values, because a runtime may read them: axes, shapes,
+# epsilon.
 _SMALL = 16
 
 
 def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
     """Open all graphs of a file: the main one, bodies and functions.
 
-    Returns: location, as a finding names it → model; "" is the main graph.
+    Returns: location → model. A location is written as in findings; "" is the main graph.
     """
     graphs = {"": proto}
 
@@ -81,7 +82,7 @@ class NormExtractor:
         """Extract the nodes that make ``tensors``, and the constants that they read.
 
         Args:
-            shapes: shapes that are known better than the file states them.
+            shapes: shapes that are known more precisely than the file states them.
 
         Returns:
             The model; None if a tensor is not in this graph, the type of an input is unknown, or no output depends on
@@ -146,7 +147,7 @@ def _rename_tensors(node: onnx.NodeProto, name: str, names: Mapping[str, str]) -
 
 
 def _plain_initializer(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    """Return the tensor under another name; a large floating one holds ones."""
+    """Return a copy of the tensor under another name. In a large floating tensor, every element becomes 1."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if is_float_dtype(dtype) and int(np.prod(tensor.dims, dtype=int)) > _SMALL:
         return onnx.numpy_helper.from_array(np.ones(tuple(tensor.dims), dtype), name)

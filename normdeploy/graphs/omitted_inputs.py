@@ -1,20 +1,21 @@
 """Rewrite inputs that a node omits by an empty name into a form that every runtime accepts.
 
 ONNX lets a node omit any optional input, by an empty name or by ending the list early (IR.md, "Optional Inputs and
-Outputs"). onnxruntime 1.31 crashes on a LayerNormalization whose bias is an empty name while its optimizer runs. In a
-model-local function, the type of an input that no call passes is unknown.
+Outputs"). Two cases need a rewrite. onnxruntime 1.31's optimizer crashes on a LayerNormalization whose bias is an empty
+name. In a model-local function, an input that no call passes has no known type.
 """
 
 from __future__ import annotations
 
 import onnx
 
-from ..storage.onnx_domains import is_standard
+from ..storage.onnx_domains import default_domain_opset, is_standard
 from ..storage.proto_traversal import FunctionKey, copy_model, function_key, iter_subgraphs, nodes_with_bodies
 from .proto_queries import own_functions
 
 # Maximum number of functions that may be added to a file; an n-input function has up to 2^n variants.
 _MOST = 256
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def has_omitted_inputs(proto: onnx.ModelProto) -> bool:
@@ -47,6 +48,8 @@ def remove_omitted_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
         omitted = _omitted_indices(node, functions)
         function = functions.get(function_key(node))
         if function is None or not omitted or _passes_omitted_on(function, omitted):
+            continue
+        if _requires_omitted(function, omitted):
             continue
         variant = variants.get((function_key(node), omitted))
         if variant is None:
@@ -86,10 +89,29 @@ def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -
     return any(function.input[place] in given for place in omitted)
 
 
+def _requires_omitted(function: onnx.FunctionProto, omitted: tuple[int, ...]) -> bool:
+    """Return whether a standard node of the function requires an omitted input; such a call can't run."""
+    absent = {function.input[place] for place in omitted}
+    opset = default_domain_opset(function)
+    for node in nodes_with_bodies(function.node):
+        if absent.isdisjoint(node.input) or not is_standard(node):
+            continue
+        try:
+            formal = onnx.defs.get_schema(node.op_type, opset).inputs
+        except onnx.defs.SchemaError:
+            # The opset has no such op, so nothing is known of its inputs.
+            continue
+        # An input beyond the list belongs to the last parameter, such as the inputs of Concat.
+        options = (formal[min(i, len(formal) - 1)].option for i in range(len(node.input)) if formal)
+        if any(name in absent and option != _OPTIONAL for name, option in zip(node.input, options, strict=False)):
+            return True
+    return False
+
+
 def _function_variant(
     function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[FunctionKey, onnx.FunctionProto]
 ) -> onnx.FunctionProto:
-    """Return the function without the omitted inputs; its nodes omit them in turn."""
+    """Return the function without the omitted inputs. Its nodes that read these inputs omit them too."""
     variant = onnx.FunctionProto()
     variant.CopyFrom(function)
     absent = {function.input[place] for place in omitted}
@@ -103,7 +125,7 @@ def _function_variant(
 
 
 def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[FunctionKey]) -> None:
-    """Remove those of the ``replaced`` functions that nothing calls any more."""
+    """Remove each of the ``replaced`` functions that nothing calls any more."""
     while True:
         holders = (proto.graph.node, *(f.node for f in proto.functions))
         calls = {function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}

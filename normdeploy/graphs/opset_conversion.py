@@ -1,11 +1,12 @@
-"""Raise a file's opset, only if the node of a norm requires a newer one.
+"""Raise a file's opset, which is done only if a norm node requires a newer opset.
 
 Most conversions just change the number, because the ops in the file mean the same in both versions. onnx's own schemas
-show this: same inputs, same attributes with the same defaults, only new optional ones. If an op did change, onnx's
-version converter rewrites it. The converter loses node metadata and the shapes after unknown ops, which are restored.
-It also loses model-local functions, so a file with functions is refused. So is an op that the converter gets wrong
-(onnx 1.23: Hardmax keeps its new default axis, Resize its new coordinates, GroupNormalization the scale of its groups)
-or that was not tested.
+show this: inputs, attributes and defaults are the same, and only optional inputs and attributes were added. If an op
+did change, onnx's version converter rewrites it. The converter loses node metadata and the shapes after unknown ops,
+which are restored. It also loses model-local functions, so a file with functions is refused.
+
+An op is also refused if it was not tested, or if the converter of onnx 1.23 converts it incorrectly. The converter
+gives Hardmax the new default axis and Resize the new coordinates. It leaves GroupNormalization one scale per group.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .converter_fixes import (
 )
 from .region import RefusedError
 
-# Ops whose meaning changed although the schemas look alike: the default axis, or its interpretation.
+# Ops whose meaning changed although their schemas look alike: either the default axis or the interpretation of an axis
+# changed.
 _CHANGED = {
     "Softmax": 13,
     "LogSoftmax": 13,
@@ -36,8 +38,8 @@ _CHANGED = {
     "RoiAlign": 16,
 }
 
-# Ops that the converter rewrites without changing a result, from this opset on (tests/graphs/test_opset_conversion.py
-# runs each).
+# Op → the lowest opset from which the converter rewrites the op without changing a result
+# (tests/graphs/test_opset_conversion.py runs each op).
 CONVERTED = {
     **dict.fromkeys(
         (
@@ -75,7 +77,7 @@ def ops_needing_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
 
 
 def raise_opset_number(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Set the opset of the model and its functions to at least ``opset``. No op may need conversion.
+    """Set the opset of the model and its functions to at least ``opset``, if no op needs conversion.
 
     Returns: ``proto``, changed in place.
     """
@@ -140,7 +142,7 @@ def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
     if not is_standard(node):
         return True
     if not onnx.defs.has(node.op_type, max_inclusive_version=old, domain=""):
-        # We wrote this node for the new opset.
+        # A pass wrote this node by the newest opset's definition, so it needs no conversion.
         return True
     a = onnx.defs.get_schema(node.op_type, old)
     b = onnx.defs.get_schema(node.op_type, new)

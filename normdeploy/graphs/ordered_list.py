@@ -1,9 +1,10 @@
 """Sequence with insertion at any position and constant-time comparison of two items' positions.
 
 Each item has a label, an integer that increases along the sequence. If no integer lies between the labels of two
-neighbors, labels after them are spread again, up to the first j-th item that is more than j² away. That costs O(log n)
-per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2).
-Labels can't overflow, because Python's integers are unbounded.
+neighbors, the labels after them are spread again. Spreading starts after the left neighbor. It ends at the first item
+whose label exceeds the neighbor's label by more than j², if the item is the j-th after this neighbor. That costs O(log
+n) per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2). Labels
+can't overflow, because Python's integers are unbounded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class OrderedList(Generic[T]):
-    """Items by identity; they must live as long as the sequence."""
+    """Sequence of items. Items are compared by identity and must exist as long as the sequence."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = list(items)
@@ -67,7 +68,7 @@ class OrderedList(Generic[T]):
             self._labels[id(crowd)] = low + room * k // parts
 
     def __iter__(self) -> Iterator[T]:
-        # Items are never inserted before the first.
+        # Items are only inserted after an item, so the first item stays the first.
         if self._items:
             item = self._items[0]
         else:

@@ -1,4 +1,4 @@
-"""Check that two ONNX models compute the same, by running both once in onnxruntime with a bound on rounding."""
+"""Check that two ONNX models give the same outputs in onnxruntime, up to a bound on rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..storage.shared_weights import SMALLEST, tensor_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
 from ..types import Arrays
 
-# Bytes; smaller weights may be copied.
+# Size in bytes from which a weight is passed to onnxruntime without a copy.
 _LARGE = SMALLEST
 _FED = {"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
 
@@ -32,7 +32,7 @@ _FLOATING = {
     "float32": onnx.TensorProto.FLOAT,
     "float64": onnx.TensorProto.DOUBLE,
 }
-# Attributes of Cast and of ops that draw or count.
+# Attributes that hold an element type: of Cast, and of ops that draw random numbers or count.
 _TYPE_ATTRIBUTES = {"to", "dtype"}
 
 
@@ -44,10 +44,10 @@ def require_equal_models(
 ) -> None:
     """Compare every output of both models on each sample, in onnxruntime without its optimizer.
 
-    Cleaning is meant to be exact, and mostly is, bit for bit. Only rounding may differ: at most N nodes (the nodes
-    before) were folded into constants or regrouped. So the bound is 6·√N·u·max|before| for each output
-    (`normdeploy.compare.perturbation.regrouping_error`), with u the unit roundoff of the coarsest floating type in the
-    graph. Integers, and the positions of NaN and Inf, must be equal.
+    Cleaning keeps most results bit by bit. Only rounding may differ, because nodes were folded into constants or
+    regrouped; there are at most N such nodes, the number of nodes in ``before``. So the bound is 6·√N·u·max|before| for
+    each output (`normdeploy.compare.perturbation.regrouping_error`), where u is the unit roundoff of the coarsest
+    floating type in the graph. Integers, and the positions of NaN and Inf, must be equal.
 
     Args:
         samples: inputs by name.
@@ -185,7 +185,7 @@ def _replace_bfloat16(model: onnx.ModelProto) -> None:
         if tensor.data_type != narrow:
             continue
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            # The session gets its value separately.
+            # The data of this large weight is passed to the session separately.
             tensor.data_type = wide
         else:
             tensor.CopyFrom(
@@ -206,7 +206,7 @@ def _replace_bfloat16(model: onnx.ModelProto) -> None:
 def unit_roundoff(proto: onnx.ModelProto) -> float:
     """Return the unit roundoff of the coarsest floating type in the graph.
 
-    Returns: float32's if no floating type is found.
+    Returns: the unit roundoff; if there is no floating type, the unit roundoff of float32.
     """
     types = {t.data_type for t in proto.graph.initializer} | {
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)

@@ -1,4 +1,4 @@
-"""Give access to the own ops and their function bodies by name (`normdeploy.norms.normdeploy_ops`)."""
+"""Give access to normdeploy's own ops and their function bodies by name (`normdeploy.norms.normdeploy_ops`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
 
 OPS = frozenset(OURS)
 JOINED = frozenset(op for op, row in OURS.items() if row.joined)
-# TensorRT runs the bodies of these too.
+# Own ops without a plugin. TensorRT runs their function bodies.
 WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)
-# First opset for which bodies are written; some need a newer op.
+# Lowest opset for which any body is written. Bodies that use a newer op need a higher opset.
 OLDEST = min(row.since for row in OURS.values())
 
 
 def oldest_opset(op: str) -> int:
-    """Return the lowest opset for which an own op has a body.
+    """Return the lowest opset for which one of normdeploy's own ops has a body.
 
     Returns: the opset, for example 17.
     """
@@ -36,7 +36,7 @@ def oldest_opset(op: str) -> int:
 
 
 def own_op_body(op: str, opset: int) -> onnx.FunctionProto:
-    """Build the function of an own op for a file of the given opset.
+    """Build the function of one of normdeploy's own ops for a file of the given opset.
 
     Args:
         opset: `oldest_opset` or above.

@@ -12,7 +12,7 @@ from ..norms.third_party import is_managed_op
 from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
 from .dims import Dims, Type
 
-# First IR version in which an initializer need not be a graph input.
+# Lowest IR version in which an initializer need not be a graph input.
 IR_OF_CONSTANTS = 4
 
 
@@ -54,7 +54,7 @@ def single_use_symbols(graph: onnx.GraphProto) -> set[str]:
 def forget_dim_names(graph: onnx.GraphProto) -> None:
     """Remove the names of dims in place.
 
-    onnxruntime reuses buffers for tensors with equal dims. It fails if a file gives the same name to dims that differ.
+    onnxruntime reuses buffers for tensors with equal dims. A run fails if dims with the same name have different sizes.
     """
     for v in (*graph.input, *graph.value_info, *graph.output):
         for dim in v.type.tensor_type.shape.dim:
@@ -64,7 +64,7 @@ def forget_dim_names(graph: onnx.GraphProto) -> None:
 def value_info_type(v: onnx.ValueInfoProto) -> Type:
     """Return the elem_type and the shape that a value_info declares.
 
-    Returns: None for each that is not declared; in the shape, None for an unnamed dynamic dim.
+    Returns: elem_type and dims. None replaces an undeclared elem_type, an undeclared shape, and an unnamed dynamic dim.
     """
     kind = v.type.tensor_type
     if not v.type.HasField("tensor_type"):
@@ -75,7 +75,7 @@ def value_info_type(v: onnx.ValueInfoProto) -> Type:
     return kind.elem_type or None, shape
 
 
-# torch's name for the module of a node that a pass inserted outside all modules.
+# Module name that torch writes for a node that a pass inserted outside all modules.
 _MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
 
 
@@ -101,7 +101,7 @@ def strip_invented_module(path: str) -> str:
 def module_from_scope(value: str) -> str:
     """Read the module path from torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``.
 
-    Returns: the last but one name; "" if there is none.
+    Returns: the second to last element, which is the module; "" if there is none.
     """
     try:
         if value:
@@ -116,7 +116,7 @@ def module_from_scope(value: str) -> str:
 
 
 def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
-    """Return the functions of the file itself, without those of own ops and third-party ops.
+    """Return the functions of the file itself, without the functions of normdeploy's own ops and of third-party ops.
 
     Returns: functions by their key.
     """
@@ -126,7 +126,8 @@ def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProt
 def called_functions(
     defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto | onnx.FunctionProto
 ) -> list[onnx.FunctionProto]:
-    """Return the functions that ``body`` calls, directly or indirectly; a model of it needs no others.
+    """Return the functions that ``body`` calls, directly or indirectly. A model made of ``body`` needs no other
+    functions.
 
     Args:
         defined: the model's functions (`functions_by_key`).
@@ -169,7 +170,7 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-# Domains without any other op that draws random numbers, except a Dropout in training.
+# Domains in which only the ops of `RANDOM`, and Dropout in training, draw random numbers.
 _KNOWN = (
     "",
     "ai.onnx",
@@ -194,7 +195,7 @@ def may_draw(proto: onnx.ModelProto) -> bool:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node's bodies read, including those of their own tensors.
+    """Return the names that a node's bodies read, including names of the bodies' own tensors.
 
     Returns: an empty set for a node without bodies.
     """
@@ -222,10 +223,10 @@ def drop_unused_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """Separate initializers that are graph inputs: a caller may override these defaults, so they are not constants.
+    """Remove initializers that are graph inputs. A caller may override these defaults, so they are not constants.
 
-    Before IR version 4, every initializer had to be an input and none could be overridden (onnx, docs/IR.md). These are
-    constants.
+    Before IR version 4, every initializer had to be an input, and a caller could not override it (onnx, docs/IR.md). In
+    such files, initializers are constants and stay.
 
     Returns: a copy without the defaults, and the defaults; ``proto`` itself and [] if there are none.
     """

@@ -2,9 +2,10 @@
 
     QLinearOp(q) = Q(Op(DQ(q)))
 
-onnxruntime's quantizer writes such ops in its QOperator format, and its optimizer when it fuses a QDQ file
+onnxruntime's quantizer writes such ops in its QOperator format. Its optimizer writes them when it fuses a QDQ file
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). A bias is int32 in steps of the product
-of the operands' scales. The expanded form is for evaluation only, which can omit or sample the rounding of each tensor.
+of the operands' scales. The expanded form is for evaluation only. In the expanded form, the evaluation can omit or
+randomly draw the rounding of each tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ..storage.proto_traversal import attribute_value, copy_model, iter_bodies, 
 from . import dynamic_quantize_lstm, matmul_nbits
 from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
 
-# First opset in which Softmax works on one axis, not on all from this axis on.
+# Lowest opset in which Softmax normalizes along the given axis alone. Before, it normalized over this axis and all
+# later axes together.
 _AXES_ARE_OWN = 13
 
 
@@ -76,11 +78,11 @@ def _form_of(node: onnx.NodeProto) -> _QOperatorForm:
     return form
 
 
-# Ops that multiply codes by codes, in every format.
+# Ops that multiply codes by codes, in all quantization formats.
 PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _SUFFIX = "_quantized"
-# Attributes that the plain ops lack.
+# Attributes of the quantized ops that the plain ops do not have.
 _OWN_ATTRIBUTES = ("channels_last", "opset")
 
 
@@ -134,7 +136,7 @@ def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) 
 
 
 def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Expand such nodes of the main graph; the new nodes keep the node's name. Other nodes stay.
+    """Expand the nodes of the main graph that `can_expand` accepts. The new nodes keep the node's name.
 
     Returns: a changed copy; ``proto`` itself if there is nothing to expand.
     """
@@ -163,7 +165,7 @@ class _QOperatorExpander:
         self._used |= {value.name for value in (*proto.graph.output, *proto.graph.initializer)}
 
     def expand_node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """Expand one node, under its name or that of its output.
+        """Expand one node. The new nodes get its name, or the name of its output if it has no name.
 
         Yields: the new nodes in topological order.
         """
@@ -256,6 +258,6 @@ class _QOperatorExpander:
         return fresh
 
     def _fresh_name(self, name: str) -> str:
-        """Name a floating tensor as it was before onnxruntime's quantizer added its suffix."""
+        """Return a fresh name for a floating tensor, without the suffix that onnxruntime's quantizer added."""
         fresh = name.removesuffix(_SUFFIX) or name
         return unique_name(fresh, self._used)

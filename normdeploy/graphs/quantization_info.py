@@ -1,4 +1,4 @@
-"""Read a graph's quantization, from any quantizer: from the ops alone, never from the quantizer's metadata."""
+"""Read a graph's quantization from its ops alone, so it works for files of any quantizer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DEQUANTIZE = "DequantizeLinear"
 DYNAMIC = "DynamicQuantizeLinear"
 LSTM = "DynamicQuantizeLSTM"
 BITS = "MatMulNBits"
-# Positions of the scales and zero points of these ops.
+# Op → positions of its inputs that are scales or zero points.
 _INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}
 INTEGER = ("MatMulInteger", "ConvInteger")
-# Metadata key of biases that correct a shift using the weight as stored.
+# Metadata key of the biases that correct a shift of the input, and compute this correction with the quantized weight.
 RECENTRED = f"{RECORD}.recentred"
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# Ops that quantize internally; only their runtime computes them.
+# Beginnings of the names of ops that quantize internally. Only a runtime computes these ops, our evaluator does not.
 _SEALED = (
     "QLinear",
     "QGemm",
@@ -49,7 +49,7 @@ _MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", 
 
 
 def is_quantization_node(node: onnx.NodeProto) -> bool:
-    """Return whether the evaluator knows a node as quantization.
+    """Return whether a node quantizes or dequantizes, and the evaluator computes it.
 
     Returns: False for ops that quantize internally.
     """
@@ -57,7 +57,7 @@ def is_quantization_node(node: onnx.NodeProto) -> bool:
 
 
 def quantizes_inside(node: onnx.NodeProto) -> bool:
-    """Return whether a node quantizes internally, hidden from the graph.
+    """Return whether a node quantizes internally, without QuantizeLinear or DequantizeLinear in the graph.
 
     Returns: True for onnxruntime's QOperators and packed products, for example.
     """
@@ -77,7 +77,8 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
     """Compute the range of each quantized tensor of the main graph.
 
-    These are the outputs of QuantizeLinear on data and of own ops with one inside, if the scale is one constant.
+    The quantized tensors are outputs of QuantizeLinear on data, and of normdeploy's own ops that contain a
+    QuantizeLinear. The scale must be one constant.
 
     Returns: output tensor → (lowest, highest) representable number.
     """
@@ -123,11 +124,14 @@ def read_recorded_runtime(proto: onnx.ModelProto) -> str:
 
 
 def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """Read the biases that correct a shift using the weight as stored (`normdeploy.quantization.bias_corrections`).
+    """Read which biases correct a shift (`normdeploy.quantization.bias_corrections`).
 
-    The file must record them: they look like biases that use the original weight.
+    A layer that reads x − c needs a bias with the share W·c. The recorded biases contain W·c with the quantized weight
+    W.
 
-    Returns: bias → input channels for which it does not do so; {} for any other file.
+    The file must record these biases, because they look like biases that contain W·c with the original weight.
+
+    Returns: bias → input channels for which W·c uses the original weight instead; {} if the file records no biases.
     """
     try:
         told = json.loads(metadata_text(proto, RECENTRED) or "{}")
@@ -203,7 +207,8 @@ class QuantizationScheme:
     def is_asymmetric(self) -> bool:
         """Return whether a zero point is not 0.
 
-        For weights of an unsigned type, the middle of the type is symmetric too; callers must check that themselves.
+        A weight of an unsigned type is also symmetric if its zero point is the middle of the type. Callers must check
+        this case themselves.
         """
         return self.zero_point is not None and bool(np.any(self.zero_point.astype(np.float64)))
 
@@ -222,12 +227,14 @@ class QuantizationScheme:
 
 
 class GraphQuantization:
-    """Quantization of one graph: the main graph, a body or a function. Weights are loaded or referred to.
+    """Quantization of one graph: the main graph, a body or a function.
+
+    Weights may be in the proto or in external data.
 
     Args:
         body: the graph; None for the main graph.
-        around: of the graph that contains ``body``, whose tensors it sees; None for a function.
-        place: name in findings, "then_branch of If 'gate'"; "" for the main graph.
+        around: quantization of the graph that contains ``body``, whose tensors ``body`` can read; None for a function.
+        place: location for findings, for example "then_branch of If 'gate'"; "" for the main graph.
     """
 
     def __init__(
@@ -330,7 +337,7 @@ class GraphQuantization:
         return name
 
     def source_node(self, name: str, op: str) -> onnx.NodeProto | None:
-        """Find the node of type ``op`` whose output ``name`` holds after moves alone.
+        """Find the node of type ``op`` whose output reaches ``name`` through moves only.
 
         Returns: None if another node makes it.
         """
@@ -340,7 +347,7 @@ class GraphQuantization:
         return None
 
     def is_weight(self, name: str) -> bool:
-        """Return whether a tensor comes from constants alone, by moves, quantizing and dequantizing.
+        """Return whether a tensor is computed from constants alone, by moves, quantization and dequantization.
 
         Returns: False for computed tensors and inputs.
         """
@@ -432,7 +439,7 @@ class GraphQuantization:
             made.input[0] if made is not None and dynamic else node.input[0],
             status="quantized",
             weight=weight.dtype.name,
-            # The scale is multiplied in by a later node.
+            # The scale is unknown here, because a later node multiplies by it.
             granularity="",
             weight_symmetric=zero is None or not np.any(zero.astype(np.float64)),
             activation="uint8" if dynamic else "",

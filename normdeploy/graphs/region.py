@@ -1,8 +1,8 @@
-"""Treat parts of a graph as functions: find the nodes between two tensors, and evaluate them in float64.
+"""Treat part of a graph as a function: find the nodes between two tensors, and evaluate them in float64.
 
 ``compile_region`` returns the nodes between tensors as a ``Region``. ``Region.bind`` fixes the sizes of the symbolic
-dims, and ``BoundRegion.run`` evaluates the region any number of times. Shape arithmetic is resolved once, at binding,
-and never counts as data.
+dims, and ``BoundRegion.run`` evaluates the region any number of times. Shape arithmetic is computed once, in ``bind``,
+and is never treated as data.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from .dims import Dims, dim_symbols, evaluate_dim
 from .file_graph import stored_array
 from .graph import Graph, value_inputs
 
-# Maximum number of elements of a constant that determines the function (epsilon, exponents, axes), not just its scale.
+# Maximum number of elements of a floating constant that a region's template includes by value. Such small constants
+# (epsilon, exponents) determine the function; larger constants are weights.
 _SMALL = 4
 
 
 class RefusalKind(Enum):
-    """Kind of a refusal, for callers that handle kinds differently. The reason is for people."""
+    """Kind of a refusal. Code decides by the kind; the text of the reason is for people."""
 
     PLAIN = auto()
-    # Fails at these sizes; others may work.
+    # The evaluation failed at the tried sizes. At other sizes it may succeed.
     NOT_EVALUATED = auto()
-    # The same result for x and −x.
+    # The function gives the same result for x and −x.
     EVEN = auto()
-    # The form is not for norms of this kind; another form's reason is more informative.
+    # The form does not exist for this kind of norm. If another form was refused too, its reason is more informative.
     OTHER_NORM = auto()
     # The file's opset is too old for the form.
     OPSET = auto()
@@ -45,7 +46,7 @@ class RefusalKind(Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Reason why something is not a norm (or can't be folded), and the tensor that shows it. It is falsy."""
+    """Reason why a region is not a norm or can't be folded, and the tensor that shows this. A refusal is falsy."""
 
     reason: str
     tensor: str = ""
@@ -56,7 +57,7 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """Raised if a step is impossible. Its text is the reason for the report, like `Refusal.reason`."""
+    """Raised if a step is impossible. Its text is the reason that the report shows, like `Refusal.reason`."""
 
 
 _Result = TypeVar("_Result")
@@ -84,10 +85,10 @@ class Region:
     """Nodes that compute ``y`` from ``leaves``.
 
     Attributes:
-        leaves: tensors of data.
+        leaves: data tensors that the nodes read from outside the region.
         nodes: in topological order.
-        shape_leaves: outer tensors whose shape is read.
-        symbols: dims that need a size.
+        shape_leaves: other outside tensors, of which the nodes read only the shape.
+        symbols: symbolic dims, which need a size before the region can be evaluated.
     """
 
     graph: Graph
@@ -120,25 +121,25 @@ class Region:
 
     @cached_property
     def template(self) -> tuple[object, ...]:
-        """Return the part that regions share if they differ only in larger constants, such as gamma and beta.
+        """Return a description that is equal for regions that differ only in larger constants (gamma, beta).
 
-        It contains ops, attributes, wiring, shapes and types of leaves. It also contains the values of constants with
-        up to `_SMALL` elements and of all constants that are not floating (sizes, axes, masks).
+        The template contains ops, attributes, connections, and shapes and types of leaves. It also contains the values
+        of constants with up to `_SMALL` elements, and of all constants that are not floating (sizes, axes, masks).
         """
         return self.template_with_names({})
 
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Build the `template` with names in place of certain lengths of leaves and of floating constants.
+        """Build the `template`, and replace certain dims of leaves and of floating constants by names.
 
         Args:
-            names: length → its name.
+            names: size of a dim → name that replaces it.
 
         Returns: a hashable value.
         """
         graph = self.graph
 
         def dims_with_names(shape: Sequence[object] | None) -> tuple[object, ...] | None:
-            """Replace lengths by their names.
+            """Replace sizes by their names.
 
             Returns: the dims; None for an unknown shape.
             """
@@ -174,7 +175,7 @@ def _attribute_template(value: object) -> object:
 def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
     """Return a constant's part of a template."""
     if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":
-        # Don't read a large constant just for this.
+        # The values are not part of the template, so the large constant is not read.
         return (named(t.shape), t.dtype.str, None)
     value = stored_array(t) if isinstance(t, gs.Constant) else graph.known_value(t)
     if value is None:
@@ -185,11 +186,11 @@ def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[obj
 
 
 class BoundRegion:
-    """Region at concrete sizes: everything that does not depend on the leaves' values is already computed."""
+    """Region at concrete sizes. Everything that does not depend on the leaves' values is already computed."""
 
     def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
-        # Don't keep the region: it holds this object, so weights would never be freed.
+        # The region itself is not kept. It refers to this object, and such a cycle would keep weights in memory.
         self._y, self._leaves, self._nodes = (
             region.y,
             region.leaves,
@@ -243,7 +244,7 @@ class BoundRegion:
         return _value_as_array(self._compute_values(feeds, keep=end), end)
 
     def largest_magnitude(self, feeds: Sequence[np.ndarray]) -> float:
-        """Compute the largest magnitude among the first outputs of its nodes.
+        """Compute the largest magnitude among the first outputs of the region's nodes.
 
         Args:
             feeds: values of the leaves, in their order.
@@ -257,7 +258,7 @@ class BoundRegion:
         """Evaluate all steps.
 
         Args:
-            keep: the only tensor whose value is needed; others are freed after their last use. None keeps all.
+            keep: only tensor whose value is needed. All other tensors are freed after their last use. None keeps all.
         """
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
@@ -290,7 +291,7 @@ def _value_as_array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _RegionStep:
-    """One node, ready for repeated evaluation; tensors are identified by their id."""
+    """One node, prepared for repeated evaluation. Tensors are identified by their id."""
 
     evaluate: Callable[[list[Any]], tuple[Any, ...]]
     inputs: tuple[int | None, ...]
@@ -323,7 +324,8 @@ def compile_region(
         ops: ops that data may pass through; None for all that can be evaluated.
         limit: maximum number of nodes.
 
-    Returns: the region; a refusal that names the first other data that ``y`` depends on, or the reason it is too large.
+    Returns: the region; a refusal if ``y`` depends on other data, which the refusal names, or if the region is too
+        large.
     """
     known = {id(t) for t in leaves}
     nodes: list[gs.Node] = []
@@ -397,15 +399,15 @@ def shape_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
     return {s for i, d in enumerate(shape) for s in dim_symbols(_named_dim(t, i, d))}
 
 
-# If x has more static elements, its one open dim, the batch, is small at first.
+# If x has more static elements than this per unit of its one open dim (the batch), small sizes are tried first.
 _HEAVY = 2**15
 
 
 def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
     """List sizes to try for symbolic dims.
 
-    Small and distinct ones come first, which reveal a swapped axis. Equal and rounder ones follow, for modules that
-    need a divisible or larger size. No size is 2: x̂ of two elements is ±1, whatever their values.
+    Small and distinct sizes come first, because they reveal a swapped axis. Equal and rounder sizes follow, for modules
+    that need a divisible or larger size. The size 2 is left out, because two normalized elements are always ±1.
 
     Args:
         x: shape of the input that is drawn.
@@ -413,7 +415,7 @@ def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[s
     Returns: symbol → size, for each try; [{}] without symbols.
     """
     ordered = sorted(names)
-    # About ten groups: one for each pattern.
+    # Each row assigns its numbers to the symbols in turn. With one symbol, about ten rows give different sizes.
     if len(ordered) == 1:
         first = [[9], [11]]
     else:
@@ -443,7 +445,7 @@ _FAILURES = (
         AssertionError,
         MemoryError,
     ),
-    # A required input is omitted.
+    # Raised if a required input is omitted.
     AttributeError,
 )
 

@@ -1,8 +1,8 @@
-"""Complete shapes that onnx's inference does not find: after a Reshape, Expand or Slice with a computed operand.
+"""Complete shapes that onnx's inference does not find, such as after a Reshape with a computed operand.
 
-Operands are computed for all sizes at once, as polynomials of the open dims (`integer_ops`), and so are the resulting
-shapes, from which the shapes of later nodes follow. Every result holds at every size. A dim stays unknown if it depends
-on Min, Max, Mod or the remainder of a division, or if a Slice may truncate it.
+Operands and shapes are computed for all sizes at once, as polynomials of the open dims (`integer_ops`). The shapes of
+later nodes follow from these shapes. Every result holds at every size. A dim stays unknown if it depends on Min, Max,
+Mod or the remainder of a division, or if a Slice may truncate it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size, product_of_sizes
 
 # Maximum number of elements of an integer tensor that is tracked.
 _OPERAND = 64
-# Exporters write this, or the largest int64, for "to the end".
+# End of a Slice that means "to the end of the axis". Exporters write this number or the largest int64.
 _END = 2**31 - 1
 _FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
@@ -32,7 +32,7 @@ Shape = list["Size | None"]
 
 
 class ShapedGraph(Graph):
-    """Graph that computes missing shapes when the first one is needed."""
+    """Graph that computes all missing shapes when the first missing shape is needed."""
 
     _worked_out = False
 
@@ -43,12 +43,11 @@ class ShapedGraph(Graph):
 
 
 def integer_values(graph: Graph) -> Mapping[int, np.ndarray]:
-    """Compute sizes, and record the shapes that follow in ``graph``.
+    """Compute integer tensors from sizes, and record in ``graph`` the shapes that follow from these tensors.
 
     Nodes are visited in topological order, so that one shape leads to the next.
 
-    Returns:
-        id of a tensor → its value, an array of integers and `Size`, for tensors computed from sizes.
+    Returns: Id of a tensor → its value, for tensors computed from sizes. A value is an array of integers and `Size`.
     """
     known: dict[int, np.ndarray] = {}
     for node in graph.nodes:
@@ -77,9 +76,8 @@ def _has_unknown_dims(dims: Dims | None) -> bool:
 def refine_dims(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dims:
     """Combine two shapes of a node's output.
 
-    Each dim comes from ``new`` if that is informative, else from ``old``. A name that inference invented is kept only
-    as a last resort, because equal names still mean equal sizes. But if an input has the invented name already, the
-    name is informative: this dim is that one.
+    Each dim comes from ``new`` if it is a size or an informative name there, else from ``old``. A name that inference
+    invented is not informative, unless an input of the node has the same name: then the two dims are equal.
 
     Returns: dims; ``new`` if ``old`` is unknown or has another rank.
     """
@@ -92,7 +90,7 @@ def refine_dims(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dim
 
 
 def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None]]:
-    """Run onnx's inference on one node, with all that is known of its inputs by now."""
+    """Run onnx's inference on one node, with everything that is known about its inputs so far."""
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for t in node.inputs:
@@ -115,7 +113,7 @@ def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None
             schema, graph.node_proto(node), types, data, opset_imports=list(graph.proto.opset_import)
         )
     except Exception:
-        # It refuses nodes that it can't follow.
+        # onnx's inference refuses nodes that it can't follow.
         return {}
     return {name: (t.tensor_type.elem_type, _type_dims(t)) for name, t in results.items() if t.HasField("tensor_type")}
 
@@ -135,7 +133,7 @@ def _type_dims(kind: onnx.TypeProto) -> Dims | None:
 
 
 def _compute_integers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) -> None:
-    """Add to ``known`` the values that a node computes from sizes, by the ids of its outputs.
+    """Add to ``known`` the values that a node computes from sizes, by the ids of the outputs.
 
     Nothing is added if a value is not a polynomial of the sizes.
     """
@@ -269,7 +267,7 @@ def _reshape_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], a
     over = list(old)
     if not all(n.is_positive for n in rest):
         return None
-    # Cancel common factors first, because a sum divides only itself.
+    # Cancel common factors first, because a sum of terms can only be divided by an equal sum.
     for n in list(rest):
         if n in over:
             over.remove(n)
@@ -292,7 +290,7 @@ def _broadcast_size(a: Size, b: Size) -> Size | None:
         return a
     if a == ONE:
         return b
-    # The other one must be 1 or the same.
+    # If one size is a number above 1, the other size must be 1 or the same number, so the number is the result.
     return next((n for n in (a, b) if n.constant_value is not None and n.constant_value > 1), None)
 
 
@@ -361,7 +359,7 @@ def _slice_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at:
 
 
 def _sliced_size(size: Size, start: Size, end: Size, step: int) -> Size | None:
-    """Compute the size that a Slice leaves of an axis; None if it is not one polynomial for all sizes."""
+    """Compute the size of an axis after a Slice; None if no single polynomial gives it for all sizes."""
     numbers = [n.constant_value for n in (size, start, end)]
     if all(n is not None for n in numbers):
         n, first, last = (int(v) for v in numbers if v is not None)

@@ -1,4 +1,4 @@
-"""Run onnx's inference of types and shapes, without the cases that would take it hours."""
+"""Run onnx's inference of types and shapes, and avoid the cases that would take hours."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import onnx
 from .dims import Dims, Types
 from .proto_queries import single_use_symbols, value_info_type
 
-# Inference reads only the values of small integer constants.
+# Maximum number of elements of a constant whose values inference sees. It needs only small integer constants.
 _INFERENCE_SIZE = 512
-# Maximum number of elements of a vector whose values inference may write out.
+# Maximum number of elements of a vector whose values inference may compute one by one.
 _LONGEST = 2**20
 
 
@@ -21,7 +21,7 @@ def infer_types(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None =
     """Infer elem_type and shape of each tensor with onnx, on a copy without the weights.
 
     Args:
-        nodes: nodes to use in place of the graph's, if it holds some that inference does not know.
+        nodes: nodes to use in place of the graph's nodes, if inference does not know some of the graph's nodes.
 
     Returns: types by tensor name.
     """
@@ -63,7 +63,7 @@ def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | Non
             dim.Clear()
     alone = single_use_symbols(proto.graph)
     for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
-        # Inference would keep the name.
+        # The dim's name carries no information, but inference would keep the name and discard the dim that it infers.
         dim.Clear()
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
@@ -75,12 +75,12 @@ def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | Non
 
 
 def _has_short_vectors(skeleton: onnx.ModelProto) -> bool:
-    """Return whether inference may follow the values of vectors."""
+    """Return whether the vectors are short enough for inference to compute their values."""
     return not _has_endless_range(skeleton.graph) and not _has_long_vectors(skeleton)
 
 
 def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
-    """Run onnx's inference over ``skeleton``, dropping declared shapes that it contradicts."""
+    """Run onnx's inference over ``skeleton``, and drop the declared shapes that inference contradicts."""
     try:
         return onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
     except Exception:
@@ -88,13 +88,13 @@ def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelP
     try:
         return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
     except Exception:
-        # A file that inference refuses is still readable if it declares its shapes itself.
+        # If inference refuses the file, the shapes that the file declares are still usable.
         return skeleton
 
 
 @dataclass(frozen=True)
 class ShapeContradiction:
-    """Tensor whose declared shape or type differs from the one that its node computes.
+    """Tensor whose declared shape or type differs from the shape or type that its node computes.
 
     Attributes:
         stated: declared dims, as in `Dims`.
@@ -126,10 +126,10 @@ def _describe_dims(dims: Dims | None) -> str:
 
 
 def drop_contradictions(proto: onnx.ModelProto) -> list[ShapeContradiction]:
-    """Remove declared shapes that the nodes contradict from ``proto``; outputs get the computed shape.
+    """Remove declared shapes that the nodes contradict; an output gets the computed shape instead.
 
     onnxruntime runs such a file with a warning; ``onnx.shape_inference`` in strict mode refuses it. Code that reads a
-    declared shape would use a wrong one. Outputs keep a shape, because ``onnx.checker`` requires one.
+    declared shape would use a wrong shape. Outputs keep a shape, because ``onnx.checker`` requires it.
 
     Returns:
         The contradictions.
@@ -156,7 +156,7 @@ def _find_contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[
     try:
         result = onnx.shape_inference.infer_shapes(bare, data_prop=data_prop).graph
     except Exception:
-        # Without inference, nothing contradicts the declarations.
+        # Inference failed, so no contradictions are known.
         return []
     computed = Types({v.name: value_info_type(v) for v in (*result.value_info, *result.output)})
     found = []
@@ -179,7 +179,7 @@ def _shapes_agree(stated: Dims, computed: Dims) -> bool:
 
 
 def _drop_stated_shapes(graph: onnx.GraphProto, contradictions: Iterable[ShapeContradiction]) -> None:
-    """Remove the declarations of these tensors; an output keeps its elem_type."""
+    """Remove the declarations of the tensors in ``contradictions``; an output keeps its elem_type."""
     names = {contradiction.name for contradiction in contradictions}
     if not names:
         return
@@ -199,7 +199,7 @@ def _state_output_shapes(outputs: Iterable[onnx.ValueInfoProto], contradictions:
         if dims is None:
             continue
         shape = output.type.tensor_type.shape
-        # A scalar has a shape without dims, which must be present.
+        # A scalar's shape has no dims, but the shape field must be present.
         shape.SetInParent()
         for dim in dims:
             if isinstance(dim, int):
@@ -209,7 +209,7 @@ def _state_output_shapes(outputs: Iterable[onnx.ValueInfoProto], contradictions:
 
 
 def _has_endless_range(graph: onnx.GraphProto) -> bool:
-    """Return whether inference would write out huge values: those of a Range, or one per element of a vector."""
+    """Return whether inference would compute too many values one by one: of a Range, or of a long declared vector."""
     shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
     if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
         return True
@@ -230,7 +230,7 @@ def _has_endless_range(graph: onnx.GraphProto) -> bool:
 
 
 def _has_long_vectors(model: onnx.ModelProto) -> bool:
-    """Return the same for vectors whose size inference computes itself, from ConstantOfShape, Expand or Reshape."""
+    """Return whether a ConstantOfShape, Expand or Reshape makes a vector that is too long for inference."""
     graph = model.graph
     shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
     wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)

@@ -3,13 +3,13 @@
 This runs after the norms became single nodes, so an epsilon is an attribute and can't be mistaken for ``x + 0``.
 
 The rules are in `cleaning`, one file per family, each with its premise and proof. onnxscript's rules are not used. Five
-that seemed exact were not: ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul, Pad into
-ConvInteger, and x + 0 at -0. Its evaluator computes LogSoftmax as log(softmax). Only onnxscript's walk is used, which
-infers shapes and follows them through sequences. Nodes that it misreads are hidden from it (`cleaning.hidden_nodes`).
-``benchmarks.attack.cleaning`` tests all of this on random graphs.
+of its rules seemed exact but were not: ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul,
+Pad into ConvInteger, and x + 0 at -0. Its evaluator computes LogSoftmax as log(softmax). This module uses only
+onnxscript's walk over the graph, which infers shapes and follows them through sequences. Nodes that the walk misreads
+are hidden from it (`cleaning.hidden_nodes`). ``benchmarks.attack.cleaning`` tests all of this on random graphs.
 
-CPU seconds on a chain of LayerNormalization and MatMul nodes (all of ``simplify`` without the check; rows 2 and 3 are
-parts of onnxscript's optimizer):
+CPU seconds on a chain of LayerNormalization and MatMul nodes. Row 1 is all of ``simplify`` without the check; rows 2
+and 3 are parts of onnxscript's optimizer:
 
 =================================  =====  ======  =======
 nodes                              5,000  20,000  100,000
@@ -48,25 +48,30 @@ from .static_reshapes import resolve_reshapes
 
 __all__ = ["SimplifiedModel", "require_equal_models", "simplify"]
 
-# `rewriting.constant_evaluation` computes the norm of a constant in float64, or gives the reason why it stays.
+# Norm ops are not folded here. `rewriting.constant_evaluation` computes the norm of a constant in float64, or gives the
+# reason why the norm stays.
 _UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT)
-# A quantized weight stays in its few bits, and runtimes search for the pair of nodes.
+# Quantization ops are not folded. A quantized weight keeps its few bits, and runtimes look for the pair of
+# QuantizeLinear and DequantizeLinear.
 _QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
 # Opset of the newest op that the rules write (Reshape with allowzero).
 _RULES_FROM = 14
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-# Maximum number of elements of the results of one node that is folded, if they are positions, masks or rows of tables.
+# Maximum number of elements in the results of a folded node, if the results are positions, masks or rows of tables.
 _MADE = 2**20
-# Maximum number of elements of a constant that any other folded node reads.
+# Maximum number of elements of a constant that a folded node reads, if its results are not positions, masks or rows of
+# tables.
 _READ = 2**13
-# Maximum number of elements of the results of such a node.
+# Maximum number of elements in the results of a folded node, if they are not positions, masks or rows of tables.
 _GROWN = 2**18
-# Maximum number of elements of initializers that are compared with each other: tables of positions, one per layer.
+# Maximum number of elements of an initializer that takes part in the merging of equal initializers. The limit covers
+# tables of positions, which some files store once per layer.
 _ALIKE = 2**16
 # Maximum number of inputs of a node. With more inputs, merging equal initializers takes minutes, because each merge
 # scans all inputs.
 _WIDE = 256
-# Each round resolves values that the previous one made constant; models so far settle in two or three.
+# Maximum number of rounds. Each round resolves values that the previous round made constant. All models so far needed
+# two or three rounds.
 _ROUNDS = 4
 
 
@@ -74,7 +79,7 @@ class SplitTiledSlices(ir.passes.InPlacePass):
     """Pass that replaces Slices that tile one axis of a tensor by one Split."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace such Slices in the main graph.
+        """Replace Slices that tile an axis in the main graph.
 
         Returns: the model, changed in place, and whether it changed.
         """
@@ -82,7 +87,7 @@ class SplitTiledSlices(ir.passes.InPlacePass):
         for node in model.graph:
             if (tile := _slice_bounds(node)) is not None:
                 data, axis, start, end = tile
-                # This keeps the graph's order.
+                # A dict keeps the graph's order.
                 tiles[data, axis].setdefault(start, (end, node))
         modified = False
         for (data, axis), pieces in tiles.items():
@@ -96,7 +101,8 @@ class SplitTiledSlices(ir.passes.InPlacePass):
                 continue
             first = next(node for _, node in pieces.values() if node in chosen)
             lengths = ir.node("Constant", [], {"value_ints": sizes})
-            # Not ``data``: if that was a slice itself, an earlier Split has replaced it.
+            # The Split reads the current input of ``first``, not ``data``. If ``data`` was the result of a Slice, an
+            # earlier Split has replaced it.
             split = ir.node("Split", [first.inputs[0], lengths.outputs[0]], {"axis": axis}, num_outputs=len(sizes))
             ir.convenience.replace_nodes_and_values(
                 model.graph, first, chosen, [lengths, split], [n.outputs[0] for n in chosen], split.outputs
@@ -136,7 +142,7 @@ class SimplifiedModel:
     Attributes:
         proto: the cleaned model, or the original one if cleaning failed.
         note: reason for the failure; "" otherwise.
-        ran: onnxruntime ran both models on samples, and they agree.
+        ran: whether onnxruntime ran both models on samples. Their outputs then agree within the bound.
     """
 
     proto: onnx.ModelProto
@@ -153,15 +159,20 @@ def simplify(
 ) -> SimplifiedModel:
     """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
 
-    These are kept: norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names, the
-    names of inputs, outputs and surviving tensors, and initializers that are also inputs. No op outside the default
-    domain or newer than the file's opset is written. Before opset 14 the rules are skipped: only constants are folded,
-    and duplicates and dead ends removed.
+    The cleaning keeps:
+
+    - norm ops and function bodies,
+    - metadata under ``normdeploy.`` and the model's metadata,
+    - dim names, and the names of inputs, outputs and remaining tensors,
+    - initializers that are also inputs.
+
+    The cleaning writes only ops of the default domain that exist in the file's opset. Before opset 14 the rules are
+    skipped: only constants are folded, and duplicate and unused nodes removed.
 
     Args:
         proto: not changed.
         samples: inputs for ``require_equal_models``; if empty, the result is not checked.
-        resolves: first replace the computed sizes of Reshapes and Expands by constants if possible
+        resolves: whether to first replace the computed sizes of Reshapes and Expands by constants where possible
             (`graphs.static_reshapes`).
         progress: called with (stage, done, total).
 
@@ -176,7 +187,7 @@ def simplify(
             require_equal_models(proto, after, samples, {name: weight.name for name, weight in untouched.items()})
         restore_weights(after, untouched)
     except Exception as error:
-        # Cleaning is a convenience, so no failure in it may cost the user the export.
+        # Cleaning is optional, so a failure in it must not stop the export.
         return SimplifiedModel(proto, f"the graph was not simplified: {str(error).strip() or type(error).__name__}")
     return SimplifiedModel(after, ran=bool(samples))
 
@@ -184,7 +195,7 @@ def simplify(
 class _LazyWeight(ir.LazyTensor):
     """Large initializer of the original model, read only if a pass computes with it.
 
-    Renaming it does not affect that model.
+    Renaming the weight does not change the original model.
     """
 
     def __init__(self, proto: onnx.TensorProto) -> None:
@@ -212,7 +223,8 @@ def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) 
     """
     set_weight_locations(light, dict.fromkeys(tensors, ("the model given", 0, 0)))
     model = ir.serde.deserialize_model(light)
-    # The folding pass infers shapes node by node, and would treat a tensor without a type as a shape.
+    # The folding pass infers shapes node by node, and would treat a tensor without a type as a shape. So all types are
+    # inferred first.
     kinds = {name: kind for name, (kind, _) in infer_types(light).items() if kind is not None}
     for node in model.graph:
         for value in node.outputs:
@@ -224,9 +236,9 @@ def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) 
 
 
 def serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """Convert the model to a proto that only refers to untouched weights.
+    """Convert the model to a proto. Unchanged weights are only referred to, not copied.
 
-    Returns: the proto, and the untouched weights by their current names.
+    Returns: the proto, and the unchanged weights by their current names.
     """
     untouched = {
         name: v.const_value.proto
@@ -267,10 +279,10 @@ def _clean_model(
     imports = dict(model.opset_imports)
     draws = _draws_random_numbers(model)
     functions = dict(model.functions)
-    # The passes must not see the functions.
+    # The passes must not change the functions, so they are removed and restored after the passes.
     model.functions.clear()
     given = {v: v.const_value for v in model.graph.inputs if v.const_value is not None}
-    # A default that the caller may override is not constant.
+    # The caller may override a default value of an input, so the passes must not treat it as a constant.
     for value in given:
         value.const_value = None
         model.graph.initializers.pop(str(value.name), None)
@@ -313,7 +325,8 @@ def _run_all_passes(model: ir.Model, draws: bool) -> bool:
             common.RemoveUnusedNodesPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.LiftSubgraphInitializersToMainGraphPass(),
-            # The pass compares strings padded by zero bytes, which may also end a string.
+            # The pass pads strings by zero bytes before it compares them. It would confuse strings that end in zero
+            # bytes.
             *([] if wide or texts else [common.DeduplicateInitializersPass(_ALIKE)]),
         )
     ]
@@ -327,7 +340,7 @@ def _fold_constants(model: ir.Model) -> bool:
     """Fold constants, infer shapes on the way, and return whether anything changed."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
-            # The pass would copy the shape declared after an Identity to the tensor before it.
+            # The pass would copy the declared shape of an Identity's output to its input.
             node.outputs[0].shape = None
     folder = ConstantFolder(_is_foldable, model.opset_imports.get("", 0))
     with hide_nodes([*find_misread_by_folding(model), *_protect_output_shapes(model)]):
@@ -352,12 +365,12 @@ def _protect_output_shapes(model: ir.Model) -> list[ir.Node]:
 def _is_foldable(node: ir.Node) -> bool:
     """Return whether a node on constants is small enough to be folded.
 
-    At most 8,192 elements may be read and 262,144 created. More are allowed for positions and masks, and for selections
-    that are not larger than their table, because these feed chains of such nodes. A Transpose of a weight without other
-    readers is always folded.
+    A folded node may read at most 8,192 elements and create at most 262,144 elements. Results of up to `_MADE` elements
+    are allowed for positions and masks, and for selections that are not larger than their table, because other foldable
+    nodes read such results. A Transpose of a weight without other readers is always folded.
     """
     for value in node.inputs:
-        # The pass's list of ancestors, which grows quadratically along a chain of constants.
+        # Remove the pass's list of ancestors, because the lists grow quadratically along a chain of constants.
         if value is not None:
             value.meta.pop(FOLDED_FROM_KEY, None)
     if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:
@@ -398,13 +411,15 @@ def _collect_metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
         for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
             for value in values:
                 if value is not None and value.name and (node.metadata_props or kind == "made"):
-                    # A node outside all modules stays so.
+                    # An empty entry is kept too, so that a node outside all modules gets no module later.
                     metadata.setdefault((kind, value.name), dict(node.metadata_props))
     return metadata
 
 
 def _restore_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-    """Drop the optimizers' own notes. A node that they wrote inherits the metadata of the one that it replaces."""
+    """Remove the metadata that the passes added. A node that a pass wrote inherits the metadata of the node that it
+    replaces.
+    """
     for initializer in model.graph.initializers.values():
         initializer.metadata_props.pop(FOLDED_FROM_KEY, None)
     for node in ir.traversal.RecursiveGraphIterator(model.graph):

@@ -1,9 +1,10 @@
-"""Replace computed sizes of Reshape and Expand by constants, so that arithmetic on one open dim disappears.
+"""Replace computed sizes of Reshape and Expand by constants, so that the shape arithmetic of an open dim disappears.
 
-A Reshape or Expand to the shape of its input becomes an Identity. In a Reshape's operand, each size equal to the data's
-size in the same position becomes 0 ("unchanged"), or one other open size becomes -1 ("the rest"). Both together are not
-allowed, because an empty batch does not determine the rest. In an Expand's operand, a size equal to the data's becomes
-1. All of this holds at every size, by the polynomials of `normdeploy.graphs.shape_completion`.
+A Reshape or Expand to the shape of its input becomes an Identity. In a Reshape's operand, each open size equal to the
+data's size in the same position becomes 0 ("unchanged"). Alternatively, one other open size becomes -1 ("the remaining
+elements"). A 0 and a -1 together are not allowed, because in an empty batch the remaining elements do not determine a
+size. In an Expand's operand, a size equal to the data's size becomes 1. All of this holds at every size, by the
+polynomials of `normdeploy.graphs.shape_completion`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
 
 
 def _keeps_shape(op: str, data: list[Size], asked: list[Size]) -> bool:
-    """Return whether the operand itself asks for the data's shape.
+    """Return whether the operand requests the shape that the data already has.
 
     The shape that the file declares for the result is not trusted.
     """
@@ -91,7 +92,7 @@ def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> lis
     copied = rest = False
     for i, n in enumerate(asked):
         number = n.constant_value
-        # A size, 0 or -1.
+        # The operand states a number: a size, 0 or -1.
         if number is not None:
             view.append(number)
         elif i < len(data) and n == data[i]:
@@ -100,7 +101,7 @@ def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> lis
         else:
             view.append(-1)
             rest = True
-    # Without elements, "the rest" is undefined next to a copied size of zero.
+    # If a copied size is zero, the tensor has no elements, and -1 does not determine a size.
     if view.count(-1) > 1 or (rest and copied):
         return None
     return view

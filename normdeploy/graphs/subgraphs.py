@@ -1,12 +1,12 @@
 """Open graphs inside a file as models: bodies of If, Loop and Scan, and model-local functions.
 
-A body sees the tensors around it. As a model it gets the outer constants as initializers, so that a norm whose epsilon
-or gamma is outside is still recognized, and other outer tensors as inputs. Written back, it reads them from outside
-again.
+A body can read the tensors of the graphs around it. The model of a body gets outer constants as initializers and other
+outer tensors as inputs. So a norm whose epsilon or gamma is outside the body is still recognized. When the body is
+written back, it again reads these tensors from outside.
 
-Undeclared types and shapes are inferred only if they must hold. A tensor that a Loop carries keeps its shape if the
-body returns the shape that it is given (induction over the iterations). A function's input has the type and shape that
-all its callers agree on.
+Undeclared types and shapes are inferred only if they hold in every run. A tensor that a Loop passes from iteration to
+iteration keeps its shape if the body returns it with the shape that it received. A function's input has the type and
+shape on which all callers agree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Subgraph:
     """Graph inside a file.
 
     Attributes:
-        place: location that findings name.
+        place: location as findings show it.
         model: the graph as a model.
         put_back: writes the rewritten model into the file.
     """
@@ -40,7 +40,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """Graph as its bodies see it: the types of its tensors, its constants and its file's functions."""
+    """Graph around a body: the types of its tensors, its constants, and the functions of its file."""
 
     proto: onnx.ModelProto
     types: Types
@@ -49,7 +49,7 @@ class _Surroundings:
 
 
 def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
-    """Open the bodies directly inside the main graph; deeper ones are found by opening these.
+    """Open the bodies directly inside the main graph. To open deeper bodies, call this on each opened body.
 
     Yields: each body as a subgraph; changes are written back into ``proto``.
     """
@@ -96,7 +96,7 @@ def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str
             model.graph.input.append(make_value_info(name, *around.types[name]))
 
     def put_back(result: onnx.ModelProto) -> None:
-        """Write the result into the body, without the constants that lie outside."""
+        """Write the result into the body, without the constants of the outer graph."""
         graph = result.graph
         for field, kept in (
             ("node", graph.node),
@@ -104,7 +104,7 @@ def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str
             ("sparse_initializer", graph.sparse_initializer),
             ("value_info", graph.value_info),
         ):
-            # Copy them before the old ones are deleted.
+            # Copy the new items before the old ones are deleted, because they may be the same objects.
             items = list(kept)
             del getattr(body, field)[:]
             getattr(body, field).extend(items)
@@ -152,7 +152,9 @@ def make_value_info(name: str, kind: int | None, dims: Dims | None) -> onnx.Valu
 
 
 def _body_input_types(around: _Surroundings, node: onnx.NodeProto, body: onnx.GraphProto) -> Types:
-    """Return the types of a body's inputs: as declared there, else from the node's own inputs."""
+    """Return the types of a body's inputs. A type comes from the body's declaration, or else from the inputs of its
+    node.
+    """
     stated = Types({i.name: value_info_type(i) for i in body.input})
     outer = [around.types[name] for name in node.input]
     inputs = [i.name for i in body.input]

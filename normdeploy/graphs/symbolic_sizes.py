@@ -1,8 +1,8 @@
 """Represent sizes as polynomials of the dims that a file leaves open, so that proofs hold for every size.
 
-A named dim is a symbol. An unknown dim, or one whose expression is not a polynomial, is a unique symbol that equals
-only itself. So is a size that is not a polynomial, such as the length after a strided convolution. Such symbols can't
-collide with a name in a file. Every symbol denotes a size of 1 or more.
+A named dim is a symbol. An unknown dim, or a dim whose expression is not a polynomial, is a unique symbol that equals
+only itself. A computed size that is not a polynomial, such as the length after a strided convolution, is a unique
+symbol too. Unique symbols can't collide with a name in a file. Every symbol denotes a size of 1 or more.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-# Sorted symbols, repeated for powers.
+# Product of symbols, as a sorted tuple. A power repeats its symbol: x²·y is (x, x, y).
 Monomial = tuple[str, ...]
-# Maximum number of terms of a product; polynomials of sizes have a handful.
+# Maximum number of terms of a product. Polynomials of real sizes have a handful of terms.
 _TERMS = 2**12
-# Maximum number of factors of a term, as many as an array has axes.
+# Maximum number of factors of a term, equal to the maximum number of axes of a numpy array.
 _FACTORS = 64
 # Prefix of symbols for sizes without a name in the file.
 UNKNOWN = "\0"
@@ -51,7 +51,7 @@ class Size:
         """Return a size that is not a polynomial.
 
         Args:
-            of: name of the function that computes it.
+            of: name of the function that computes the size.
             by: arguments of that function: numbers, texts and sizes.
 
         Returns: a symbol that is equal for equal arguments.
@@ -80,7 +80,7 @@ class Size:
     def _least_value(self) -> tuple[bool, int]:
         """Substitute 1 + t for every symbol.
 
-        Returns: whether no coefficient is negative, so that the minimum is at t = 0; and the value there.
+        Returns: whether no coefficient is negative, and the value at t = 0, which then is the minimum.
         """
         if len(self.terms) <= 1:
             if self.terms:
@@ -93,7 +93,7 @@ class Size:
         try:
             return self._least_value_expanded()
         except OverflowError:
-            # There are too many terms to determine the sign.
+            # The expanded polynomial has too many terms, so the sign stays unknown.
             return False, 0
 
     def _least_value_expanded(self) -> tuple[bool, int]:
@@ -229,7 +229,7 @@ def _display_symbol(symbol: str) -> str:
 
 
 class AxisSize(Size):
-    """Size that records the axis of a leaf from which it comes; equal to any Size with the same terms."""
+    """Size that records the leaf's axis from which it was read. It equals any Size with the same terms."""
 
     __slots__ = ("label",)
 
@@ -242,7 +242,7 @@ ONE = Size.from_int(1)
 
 
 class NoPolynomial(Exception):
-    """Raised if the result of an op on sizes is not a polynomial. The text is the reason; ``op`` is the op type."""
+    """Raised if the result of an op on sizes is not a polynomial. The text gives the reason; ``op`` is the op type."""
 
     def __init__(self, reason: str, op: str) -> None:
         super().__init__(reason)

@@ -1,9 +1,9 @@
-"""Draw inputs at which a graph's constants take effect, and inputs that are not ordinary numbers.
+"""Draw inputs at which a graph's constants take effect, and inputs with special numbers.
 
-Normally distributed inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they can't distinguish graphs that
-differ only there. `draw_threshold_values` draws each threshold (`normdeploy.graphs.graph_thresholds`), its neighbors in
-the input's type, and numbers further below and above it. `draw_special_values` draws −0, ±Inf, NaN and the smallest
-number.
+Normally distributed inputs seldom reach the range of a Clip from 5 to 9 or of a mask x > 100. So they can't distinguish
+graphs that differ only in this range. `draw_threshold_values` draws each threshold
+(`normdeploy.graphs.graph_thresholds`), the neighboring numbers in the input's type, and numbers further below and above
+the threshold. `draw_special_values` draws −0, ±Inf, NaN and the smallest number.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LARGE = (2, 7, 127, 128, 255, 256, 2**15, 2**24 + 1, 2**31 - 1, -(2**31), 2**53
 def draw_threshold_values(
     spec: InputSpec, edges: GraphThresholds, rng: np.random.Generator, sizes: Mapping[str, int]
 ) -> np.ndarray:
-    """Draw an input with every second element at, next to or on either side of a threshold.
+    """Draw an input in which every second element is at, next to, below or above a threshold.
 
     A stated range is respected. Booleans and attention masks have no threshold and are drawn as usual.
 
     Args:
         edges: thresholds of the graph.
-        sizes: sizes of named dims; opt for a name that is missing.
+        sizes: sizes of named dims. A dim that is missing here gets its opt size.
 
     Returns: an array of the input's dtype.
     """
@@ -45,13 +45,13 @@ def draw_threshold_values(
 
 
 def draw_special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> np.ndarray:
-    """Draw an input with −0, ±Inf, NaN and the smallest number as every eighth element, and a row of Inf.
+    """Draw an input in which every eighth element is −0, ±Inf, NaN or the smallest number, and one row is Inf.
 
     The largest number is not included: whether its square overflows depends on rounding. Integer inputs, and inputs
     with a stated range, are drawn as usual, because they can't hold these numbers.
 
     Args:
-        sizes: sizes of named dims; opt for a name that is missing.
+        sizes: sizes of named dims. A dim that is missing here gets its opt size.
 
     Returns: an array of the input's dtype.
     """

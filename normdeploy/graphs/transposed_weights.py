@@ -1,7 +1,7 @@
 """Pass column-major weights to onnxruntime without a copy.
 
-onnxruntime reads a matrix by rows. But FusedMatMul and Gemm accept a transposed second factor. x·Wᵀ of a row-major W
-sums the same products in the same order as MatMul does with the matrix Wᵀ.
+onnxruntime expects row-major matrices. But FusedMatMul and Gemm can transpose their second factor. With a row-major W,
+x·Wᵀ sums the same products in the same order as MatMul does with the matrix Wᵀ.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def transpose_column_weights(light: onnx.ModelProto, arrays: Arrays) -> dict[str
 
 
 def _second_factor_readers(light: onnx.ModelProto, wanted: set[str]) -> dict[str, list[onnx.NodeProto]]:
-    """Return the readers of each of ``wanted`` that is only used as the second factor of products in the main graph."""
+    """Return the readers of each weight in ``wanted`` that is only a second factor of products in the main graph."""
     found: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
-    # The main graph comes first.
+    # Body number 0 is the main graph.
     for number, body in enumerate(iter_bodies(light) if found else ()):
         for value in (*body.input, *body.output) if isinstance(body, onnx.GraphProto) else ():
             found.pop(value.name, None)

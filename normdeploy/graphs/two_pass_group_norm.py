@@ -1,7 +1,8 @@
-"""Expand GroupNormalization into two passes over each group, for references that onnxruntime's one pass would spoil.
+"""Expand GroupNormalization into two passes over each group, which references need for accuracy.
 
-onnxruntime has no kernel for GroupNormalization. It computes E[x²] − E[x]² in float32, which loses all digits if the
-mean is large compared to the spread, and may be negative. Here the mean is subtracted before squares are summed:
+onnxruntime has no kernel for GroupNormalization. It computes E[x²] − E[x]² in float32. If the mean is large compared to
+the standard deviation, this difference loses all digits and may even be negative. Here the mean is subtracted before
+squares are summed:
 
     y = (x − E[x]) / √(E[(x − E[x])²] + epsilon) · scale + bias        E over each group, as on the operator's page
 """
@@ -50,7 +51,7 @@ GroupNormalization <num_groups, epsilon: float = 1e-5, stash_type: int = 1> (X, 
 def expand_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """Copy ``proto`` with each GroupNormalization as a function of two passes.
 
-    Opset 18 scales each group and opset 21 each channel; the body takes as many factors as there are.
+    Opset 18 scales each group and opset 21 each channel. The body works with either number of factors.
 
     Returns: the copy; None if nothing is to be expanded, or below opset 18.
     """

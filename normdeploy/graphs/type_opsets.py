@@ -1,8 +1,8 @@
 """Raise a file's opset to one that supports its element types.
 
-Most ops gained bfloat16 and the 8- and 4-bit types long after float32 (Conv: opset 22). onnx's own schemas say which op
-supports which type since when. An op that lacks bfloat16 in every opset that runtimes load (Einsum, Celu) is computed
-in float32 between Casts.
+Most ops gained bfloat16 and the 8- and 4-bit types long after float32 (Conv: opset 22). onnx's schemas list, for each
+op, the opset from which it supports a type. If an op lacks bfloat16 in every opset that runtimes load (Einsum, Celu),
+it is computed in float32 between Casts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .opset_conversion import convert_opset, ops_needing_conversion, raise_opset
 from .region import RefusedError
 from .shape_inference import infer_types
 
-# Newest opset that torch's exporter writes and every onnxruntime since 1.25 loads.
+# Newest opset that torch's exporter writes. Every onnxruntime since 1.25 loads it.
 NEWEST = 25
-# Types with a smaller number than bfloat16 are as old as most ops.
+# Oldest elem_type that is checked. Most ops have supported the types with smaller numbers from the start.
 _OLDEST_TYPE = TensorProto.BFLOAT16
 
 
@@ -97,7 +97,7 @@ def _schema_allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str,
 
 
 def _cast_around_ops(proto: onnx.ModelProto, types: Mapping[str, int]) -> None:
-    """Compute ops that lack bfloat16 in every opset in float32, in place."""
+    """Compute ops in float32 if no opset supports bfloat16 for them; changes ``proto`` in place."""
     opset = default_domain_opset(proto)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:

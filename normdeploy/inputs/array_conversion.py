@@ -1,6 +1,7 @@
-"""Convert arrays between numpy and torch, and check the arrays that a model is fed.
+"""Convert arrays between numpy and torch, and check the arrays that are passed to a model.
 
-bfloat16 is included: numpy knows it through ml_dtypes, but ``torch.from_numpy`` rejects it.
+The conversions include bfloat16. numpy supports bfloat16 only through ml_dtypes, and ``torch.from_numpy`` rejects
+arrays of this type.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..model import InputSpec
 from ..types import Arrays
 from .shape_advice import advise_on_shape
 
-# onnxruntime's runner imports ``check_names`` and must not load torch.
+# onnxruntime's runner imports ``check_names`` from here and must not load torch.
 if TYPE_CHECKING:
     import torch
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def to_torch(array: np.ndarray) -> torch.Tensor:
     """Copy ``array`` into a tensor on the CPU.
 
-    Returns: a contiguous tensor of the same dtype, bfloat16 included.
+    Returns: a contiguous tensor of the same dtype, including bfloat16.
     """
     import torch
 
@@ -38,7 +39,7 @@ def to_numpy(value: torch.Tensor | float) -> np.ndarray:
     """Copy ``value`` into an array.
 
     Returns:
-        An array of the same dtype. A Python number becomes a scalar of numpy's type for it: int64, float64 or bool.
+        An array of the same dtype. A Python number becomes a numpy scalar of type int64, float64 or bool.
     """
     import torch
 
@@ -51,14 +52,14 @@ def to_numpy(value: torch.Tensor | float) -> np.ndarray:
 
 
 def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
-    """Check that exactly the model's inputs are fed.
+    """Check that the feeds are exactly the model's inputs.
 
     Args:
         runner: name of the runner, for messages.
-        wanted: the model's inputs.
+        wanted: names of the model's inputs.
 
     Raises:
-        InputError: an input is missing, or the model does not have it.
+        InputError: an input of the model is missing, or the model has no input of a given name.
     """
     missing = [name for name in wanted if name not in feeds]
     # With thousands of inputs, list lookups would take quadratic time.
@@ -73,7 +74,7 @@ def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
 
 
 def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None:
-    """Check names, dtypes and shapes of the arrays that a model is fed.
+    """Check names, dtypes and shapes of the arrays that are passed to a model.
 
     Args:
         runner: name of the runner, for messages.

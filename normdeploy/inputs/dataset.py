@@ -1,8 +1,9 @@
 """Read the user's samples: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.
 
-Each array holds one input of many samples, along its first axis. Each column of a Hugging Face dataset holds one value
-per sample. The model gets them in batches of its usual size. One more array or column holds the labels, if the user
-names it; all others are ignored. No code in the files is executed.
+Each array contains the values of one input for many samples, along the array's first axis. Each column of a Hugging
+Face dataset contains one value per sample. The model gets the samples in batches of its usual size. If the user names
+an array or column of labels, it is read too. All other arrays and columns are ignored. No code in the files is
+executed.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ _HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")
 def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: str | None = None) -> list[InputCase]:
     """Split a dataset into batches, one input case each.
 
-    Arrays are read when a case is made.
+    The arrays of a case are read when the case is used.
 
     Args:
-        labels: array or column of labels, whole numbers of shape [samples]; None if the samples have none.
+        labels: name of the array or column of labels, which are integers of shape [samples]; None if the samples have
+            no labels.
 
-    Returns: the cases, in the order of the samples; files of a folder in the order of their names.
+    Returns: the cases, in the order of the samples. Files of a folder are read in the order of their names.
 
     Raises:
-        InputError: the file is missing or unrecognized, or lacks an input of the model or the labels; or a sample or
-            its label does not fit.
+        InputError: the file is missing or unrecognized, or contains no array for an input of the model or for the
+            labels. Or a sample or its label does not fit.
         RuntimeUnavailable: this is a Hugging Face dataset and the library ``datasets`` is not installed.
     """
     place = Path(path)
@@ -78,8 +80,8 @@ def batch_cases(
     """Split arrays into batches, one input case each.
 
     Args:
-        name: of the dataset, for messages and the cases' names.
-        read: returns the arrays by name, each [samples, ...]; called again for each batch.
+        name: name of the dataset, for messages and the names of the cases.
+        read: function that returns the arrays by name, each [samples, ...]. It is called again for each batch.
         labels: as in `open_dataset`.
 
     Returns: the cases, in the order of the samples.
@@ -119,7 +121,7 @@ def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.
     """Return the labels of ``count`` samples as int64 [samples].
 
     Raises:
-        InputError: they are not whole numbers, not one-dimensional, or not ``count`` many.
+        InputError: the labels are not integers, are not one-dimensional, or their number differs from ``count``.
     """
     if value.dtype.kind not in "iu":
         raise InputError(
@@ -155,8 +157,8 @@ def _select_inputs(name: str, columns: Mapping[str, Any], model: ModelSignature)
 def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
     """Convert ``value`` to the input's type.
 
-    Datasets hold integers of any size and floats of any precision. An integer input takes only values that it can hold
-    exactly.
+    Datasets contain integers of any size and floats of any precision. An integer input accepts only values that its
+    type represents exactly.
     """
     wanted = np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
     if value.dtype == wanted:
@@ -181,7 +183,7 @@ def _is_lossless(wanted: np.dtype, value: np.ndarray) -> bool:
 
 
 def _batch_ranges(name: str, count: int, model: ModelSignature) -> list[tuple[int, int]]:
-    """Compute the (start, stop) of each batch.
+    """Compute the range of samples (start, stop) of each batch.
 
     A batch has the usual size of the first input's first dim. The last batch may be smaller if that dim is dynamic.
     """

@@ -1,11 +1,11 @@
 """Determine sizes and values of an ONNX file's inputs: stated by the user, recorded, or guessed.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]    sizes and values, as `normdeploy.loading.input_request` reads them
-    NAME=LOW:HIGH                           values alone, half-open for integers
+    NAME=LOW:HIGH                           only values; the interval is half-open for integers
     NAME=VALUE                              one value
     NAME=FILE.npy, NAME=FILE.npz            the range of the values in the file
 
-An .npz file must hold a single array, or one with the input's name.
+An .npz file must contain a single array, or an array with the input's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..loading.input_request import InputRequest
 
 _FILES = (".npy", ".npz")
-# A dim with a range contains = too, but only inside brackets.
+# Matches a text that begins with NAME=. A dim with a range also contains =, but only inside brackets.
 _VALUED = re.compile(r"\s*(?P<name>[^\[\]{}=]+)=[^\[\]{}]*")
 _HOW = "NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
 
@@ -39,8 +39,8 @@ class InputValueRange:
     """Values of one input, without its sizes.
 
     Attributes:
-        range: as in `InputSpec`.
-        array: contents of the file that the range was read from; None if the range was written out.
+        range: (low, high), as in `InputSpec`.
+        array: contents of the file that the range was read from; None if the range was given as text.
     """
 
     name: str
@@ -49,13 +49,13 @@ class InputValueRange:
 
 
 def parse_input_values(texts: Sequence[str], names: Collection[str]) -> tuple[dict[str, InputValueRange], list[str]]:
-    """Read those of ``texts`` that state values alone, such as ``sr=16000``.
+    """Read the texts that state only values, such as ``sr=16000``. Return all other texts unread.
 
     Args:
-        names: inputs of the file. A name may contain any character, ``=`` too.
+        names: names of the file's inputs. A name may contain any character, even ``=``.
 
     Returns:
-        Input name to its values, and the texts that state sizes.
+        Input name -> its values, and the texts that state sizes.
 
     Raises:
         InputError: a value can't be read, an input is unknown or stated twice, or a text states neither sizes nor
@@ -97,7 +97,7 @@ def _parse_values(name: str, rest: str, text: str) -> InputValueRange:
 
 
 def _single_value_range(value: float) -> tuple[float, float]:
-    """Return the range that holds one value: half-open for integers, a single point for floats."""
+    """Return the range that contains one value: a half-open interval for integers, a single point for floats."""
     if isinstance(value, int):
         return (value, value + 1)
     return (value, value)
@@ -126,11 +126,11 @@ def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class FileInputs:
-    """Inputs of a file, with their unstated sizes and values.
+    """Inputs of a file, and the names of dims and inputs whose sizes or values are not known.
 
     Attributes:
-        guessed: dims whose sizes are guessed.
-        open: integer inputs without a stated or recorded range.
+        guessed: names of dims whose sizes are guessed.
+        open: names of integer inputs without a stated or recorded range.
     """
 
     specs: tuple[InputSpec, ...]
@@ -148,11 +148,12 @@ def describe_file_inputs(
     """Describe the inputs of a file.
 
     Args:
-        inputs: "ids:int64[batch,seq]{0:30522}" states sizes and values of the input ids; "ids=0:30522" its values
-            alone.
+        inputs: "ids:int64[batch,seq]{0:30522}" states sizes and values of the input ids; "ids=0:30522" states only its
+            values.
         dims: "batch=1:8:64" states the range of a named dim.
         label: the file's name in messages.
-        known: the inputs as described so far. None reads the description that `normdeploy.export` recorded in the file.
+        known: description of the inputs that is already known. None reads the description that `normdeploy.export`
+            recorded in the file.
 
     Returns: the inputs in the file's order, with the guessed dims and the integer inputs of unknown range.
 
@@ -168,7 +169,7 @@ def describe_file_inputs(
     every |= named_dims_of(described.values()).keys()
     names = [item.name for item in stated]
     values, others = parse_input_values(inputs, names)
-    # That package imports torch, which the verbs on ONNX files do without.
+    # The package ``loading`` imports torch, which verbs on ONNX files do not need otherwise.
     from ..loading.input_request import parse_input_request
 
     wishes = parse_input_request(others, dims, names, every)
@@ -181,7 +182,7 @@ def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[floa
     """Return the range of ``values`` for an input of type ``dtype``.
 
     Raises:
-        InputError: the input holds integers, and the values are not integers or out of its range.
+        InputError: the input holds integers, and the values are not integers or are out of the range of ``dtype``.
     """
     kind = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
     if kind.kind not in "iu":
@@ -209,7 +210,7 @@ def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[floa
 def read_recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
     """Read the inputs that ``export`` recorded in the file.
 
-    Returns: input name to its description; {} if nothing was recorded, or by an incompatible version.
+    Returns: input name -> its description; {} if the file has no record, or a record of an incompatible version.
     """
     try:
         return {spec.name: spec for spec in read_record(proto).get("inputs", ())}

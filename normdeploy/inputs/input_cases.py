@@ -1,4 +1,4 @@
-"""Build the input cases on which a model is compared with the file made from it."""
+"""Build the input cases on which a model is compared with the file that was made from the model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from ..model import Dim, InputSpec, ModelSignature
 from ..storage.npz_files import read_npz
 from .array_conversion import check_feeds
 
-# Kinds of cases.
+# Kinds of cases with very large values, with NaN and with Inf.
 EXTREME, NAN, INFINITE = "extreme", "nan", "infinite"
 NONFINITE = frozenset({NAN, INFINITE})
-# Kind of the case whose mask hides a whole row.
+# Kind of the case in which an attention mask hides whole rows.
 HIDDEN = "hidden"
-# Kind of a user's samples, which the user's own rules judge.
+# Kind of the cases from a user's dataset. The user's own rules decide whether their outputs are acceptable.
 DATASET = "dataset"
-# Kinds of a user's own inputs; they are run at any cost.
+# Kinds of a user's own inputs. These cases are run even if they are large.
 OWN_KINDS = frozenset({"given", DATASET})
-# Kinds for which both PyTorch and the file may leave the range of their type.
+# Kinds of cases in which values may exceed the range of their type, in PyTorch and in the file.
 LENIENT = NONFINITE | {EXTREME}
-# Scale at which an epsilon of 1e-5 outweighs the variance.
+# Factor by which random inputs are multiplied for the kind "small". An epsilon of 1e-5 is then larger than the
+# variance.
 SMALL = 1e-4
-# At 1e-4, half precision keeps only the bias of a norm in its output. At 1e-2, the variance is about as large as an
-# epsilon of 1e-5 to 1e-3, so another epsilon changes the output itself.
+# The same factor for half precision. With a factor of 1e-4, a norm's half-precision output would consist of the norm's
+# bias alone. With 1e-2, the variance is about as large as an epsilon of 1e-5 to 1e-3, so a wrong epsilon changes the
+# output.
 SMALL_IN_HALF = 1e-2
-# Cases may have this many times the input elements that the opt sizes have.
+# Maximum number of input elements of a case at max sizes, as a multiple of the number at the opt sizes.
 _AFFORDABLE = 8
-# Cases may always have this many input elements.
+# Number of input elements that a case may always have, even if this number exceeds the limit above.
 _ALWAYS = 1024
-# At most this many dims are tried at their maximum one by one.
+# Maximum number of dims that are tried at their max size one by one.
 _MOST_ALONE = 64
 
 
@@ -46,10 +48,10 @@ class InputCase:
 
     Attributes:
         kind: "random", "small", "zeros", HIDDEN, "given", DATASET, or one of LENIENT.
-        make: returns input name to array.
-        promised: the model was stated to take these sizes.
-        sizes: of the named dims, if they are known.
-        labels: of a dataset's samples, int64 [samples]; None if there are none.
+        make: function that returns input name -> array.
+        promised: True if the model was stated to accept these sizes.
+        sizes: (name, size) of each named dim; () if they are not known.
+        labels: labels of a dataset's samples, int64 [samples]; None if there are no labels.
     """
 
     name: str
@@ -73,7 +75,7 @@ Inputs = Feeds | Sequence[Feeds]
 
 
 def read_inputs(inputs: Inputs) -> list[NamedInputs]:
-    """Read the user's inputs, .npz files too.
+    """Read the user's inputs, including .npz files.
 
     Args:
         inputs: one set of inputs or several, each as arrays by input name or as the path of an .npz file.
@@ -104,11 +106,11 @@ def cases_from_inputs(inputs: Inputs) -> list[InputCase]:
 def check_user_cases(
     model: ModelSignature, inputs: Iterable[NamedInputs], also: Mapping[str, Collection[np.dtype]]
 ) -> list[InputCase]:
-    """Build one case for each set of the user's inputs, and check it before anything is run on it.
+    """Build one case for each set of the user's inputs, and check each set before any model is run on it.
 
     Args:
-        also: for each input, half-precision types in which a file takes it. Such arrays are widened to the model's
-            type, which is exact.
+        also: input name -> half-precision types that the file accepts for this input. Arrays of these types are
+            converted to the model's type, which is exact.
 
     Returns: cases of the kind "given".
 
@@ -163,15 +165,16 @@ def _require_consistent_dims(case: str, feeds: Mapping[str, np.ndarray], specs: 
 def generate_cases(model: ModelSignature, seeds: int, most: int | None = None) -> tuple[list[InputCase], list[str]]:
     """Build random, small, all-zero and hidden-row cases for the sizes that the model's dims may take.
 
-    There are several seeds at the opt sizes. One case each has the min sizes, at which a broadcast hides a wrong axis,
-    and odd sizes, which a kernel's blocks do not divide. Max sizes are run if they cost no more than 8 times the opt
-    sizes: all dims at once, or else each dim with the others at their min.
+    Random cases at the opt sizes have several seeds. One case has the min sizes, at which a broadcast can hide a wrong
+    axis. One case has odd sizes, which are not multiples of a kernel's blocks. One case has the max sizes of all dims,
+    if its inputs have no more than 8 times the elements of the opt sizes. Otherwise, there is a case for each dim: this
+    dim has its max size, and all other dims have their min sizes.
 
     Args:
         seeds: number of random cases at the opt sizes.
         most: maximum number of input elements of a case with max sizes; None for 8 times the opt sizes.
 
-    Returns: the cases, and a note for each combination of sizes left out.
+    Returns: the cases, and a note for each combination of sizes that is left out.
     """
     dims = model.named_dims
     opt = {name: d.opt for name, d in dims.items()}
@@ -212,9 +215,9 @@ def small_value_cases(model: ModelSignature, seed: int, scale: float) -> list[In
 
 
 def _hidden_row_case(model: ModelSignature, opt: Mapping[str, int], seed: int, name: str) -> InputCase:
-    """Build the case whose mask hides whole rows: the first row, as in a batch that was padded with empty texts.
+    """Build the case in which a mask hides the whole first row, as in a batch that was padded with empty texts.
 
-    No other case has a hidden row.
+    No other case hides a whole row.
     """
 
     def make_feeds() -> dict[str, np.ndarray]:
@@ -242,7 +245,7 @@ class AffordableSizes:
 
     Attributes:
         kept: largest affordable sizes of the named dims, one dict per case.
-        left_out: notes on the sizes that are not run.
+        left_out: notes for the user on the sizes that are not run.
         limit: maximum number of input elements of a case.
     """
 
@@ -270,7 +273,7 @@ def find_largest_sizes(model: ModelSignature, most: int | None = None) -> Afford
     if count_elements(model, every) <= limit:
         return AffordableSizes([every], [], limit)
     low = {name: d.min for name, d in dims.items()}
-    # A plan for each dim holds every dim, so many dims would take quadratic time and memory.
+    # Each dict contains every dim, so one dict per dim would take quadratic time and memory for many dims.
     single = [low | {name: d.max} for name, d in islice(dims.items(), _MOST_ALONE)]
     kept = [sizes for sizes in single if count_elements(model, sizes) <= limit]
     left_out = [every, *(sizes for sizes in single if sizes not in kept and sizes != every)]
@@ -302,7 +305,7 @@ def _odd_size(dim: Dim) -> int:
 
 
 def is_floating_input(spec: InputSpec) -> bool:
-    """Return whether the input holds floats, bfloat16 included."""
+    """Return whether the input's dtype is floating, including bfloat16."""
     return spec.dtype.startswith(("float", "bfloat"))
 
 

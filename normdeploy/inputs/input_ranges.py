@@ -1,6 +1,6 @@
 """Determine sizes and values to record for an ONNX file's inputs.
 
-They come from the user, from the file's record, and from the tables that the inputs index.
+The sizes and values come from the user, from the file's record, and from the tables that the inputs index.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _MAX_SIZE = 2**31 - 1
 def resolve_input_ranges(
     proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], list[str]]:
-    """Combine the user's ranges with the recorded ones and with the bounds that the file's tables imply.
+    """Combine the user's ranges with the recorded ranges and with the bounds that the file's tables imply.
 
-    A dim without a name gets one from its input and axis, ``x_0``; ``name_dynamic_dims`` writes these names.
+    A dim without a name is named after its input and axis, such as ``x_0``. ``name_dynamic_dims`` writes these names
+    into the file.
 
     Args:
         recorded: inputs as the file's record describes them; returned unchanged if ``dims`` is empty.
@@ -36,13 +37,14 @@ def resolve_input_ranges(
         The inputs in the file's order, and notes for the user.
 
     Raises:
-        InputError: a range can't be read, belongs to no dim or exceeds a table; or another dim has no range.
+        InputError: a range can't be read, belongs to no dim or exceeds a table; or a dim without a stated range has no
+            recorded range either.
     """
     stated = _parse_dims(dims)
     limits = find_index_bounds(proto)
     if not stated:
         return tuple(recorded), list(_table_hints(proto, recorded, limits))
-    # Their sizes follow from those of their terms.
+    # Dims that are sums need no range: their sizes follow from the sizes of their terms.
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = named_dims_of(recorded)
     terms = [
@@ -120,7 +122,7 @@ def _dim_from_size(d: int | str, taken: Mapping[str, Dim]) -> Dim:
 
 
 def name_dynamic_dims(proto: onnx.ModelProto) -> None:
-    """Name the inputs' unnamed dynamic dims in place, as ``resolve_input_ranges`` calls them: ``x_0``."""
+    """Name the inputs' unnamed dynamic dims in place, as ``resolve_input_ranges`` does: ``x_0``."""
     for value in proto.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
@@ -137,7 +139,7 @@ def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int |
 
 
 def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: IndexBounds) -> Iterator[str]:
-    """Yield a note for each dim whose table has more rows than the record allows."""
+    """Yield a note for each dim whose recorded maximum is smaller than the number of rows of the dim's table."""
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = named_dims_of(recorded)
     for name, most in limits.sizes.items():

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequence[int]) -> str:
-    """Suggest how to turn an array of shape ``given`` into one of shape ``wanted``.
+    """Suggest how to turn an array of shape ``given`` into an array of shape ``wanted``.
 
     Args:
-        name: the input.
-        wanted: sizes; a name or None matches any size.
+        name: name of the input.
+        wanted: dims of the input. A name or None matches any size.
         given: sizes of the array.
 
     Returns:
@@ -19,13 +19,14 @@ def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequen
     """
 
     def is_broadcastable(shape: Sequence[int]) -> bool:
-        """Return whether ``shape`` has the rank and the fixed sizes of ``wanted``."""
+        """Return whether ``shape`` has the same rank as ``wanted`` and the same fixed sizes."""
         if len(shape) != len(wanted):
             return False
         return all(not isinstance(want, int) or want == size for want, size in zip(wanted, shape, strict=True))
 
     rank = len(given)
-    # Only images have channels; a transposed row of features has rank 2.
+    # Only arrays of rank 3 and more can be images with channels. In rank 2, the same permutation would transpose a
+    # matrix of features.
     if rank > 2:
         channels_first = (0, rank - 1, *range(1, rank - 1))
         channels_last = (0, *range(2, rank), 1)

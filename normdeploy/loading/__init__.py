@@ -1,7 +1,8 @@
-"""Load a model from a file, a folder or a live module: an exported program in eval mode with described inputs.
+"""Load a model from a file, a folder or a live module. The result is an exported program in eval mode with described
+inputs.
 
 The kind of a file is detected from its bytes. Code in the file runs only if the user trusts it (``trust``). Code that
-the user names, with ``imports`` and ``model``, always runs.
+the user names with ``imports`` and ``model`` always runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from .traceable_models import unstated_ranges
 from .train_mode_checks import require_eval_graph
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
-# Appended to the error about a model that could not be made, since its forward is unknown then.
+# Advice that is appended to the error if the model could not be made. In this case the parameters of forward, and thus
+# the required inputs, are unknown.
 _INPUTS_TOO = ". Also describe its inputs with --input, for example --input 'x:float32[batch,3,224,224]'"
 
 
@@ -69,27 +71,28 @@ def load(
             safetensors, a TorchScript archive (only its weights), or a Python file that defines the model
             (``my_model.py:Net``). A folder must be a Hugging Face model. A Hub name ``org/name`` is looked up in
             huggingface_hub's cache or downloaded.
-        model: ``package.module:factory``, the model for a file of weights; modules in the working directory can be
-            imported.
+        model: ``package.module:factory``, which makes the model for a file of weights. Modules in the working directory
+            can be imported.
         model_args: keyword arguments of the factory.
-        key: the entry of a checkpoint that holds the weights.
-        trust: run code from the file: a pickled module, guards and expressions that are code.
-        imports: modules to import first, which register operators or output classes.
+        key: the entry of a checkpoint that contains the weights.
+        trust: True to run code from the file: a pickled module, guards, and expressions that contain code.
+        imports: modules to import first, because they register operators or output classes.
         inputs: the inputs, for example ``ids:int64[batch,seq]{0:30522}``. For an ExportedProgram they only set names
             and ranges.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        eval: switch parts in training mode to eval mode.
-        code: the only modules of the working directory that may be imported, file -> SHA-256 of its source
-            (`storage.record_signing`); None: all.
-        task: of a Hugging Face folder, for example "text-generation-with-past" (`huggingface_tasks`), which sets class,
-            inputs and outputs; None: the config's class.
-        part: of a Hugging Face encoder-decoder, "encoder", "decoder" or "decoder-with-past"; None: the whole model.
+        eval: True switches parts in training mode to eval mode.
+        code: file -> SHA-256 of its source, for the only modules of the working directory that may be imported
+            (`storage.record_signing`). None allows all modules.
+        task: task of a Hugging Face folder, for example "text-generation-with-past" (`huggingface_tasks`). It
+            determines class, inputs and outputs. None takes the class in the config.
+        part: part of a Hugging Face encoder-decoder: "encoder", "decoder" or "decoder-with-past". None takes the whole
+            model.
 
     Returns:
-        The model, with the options recorded that are needed to load it again (except ``trust``).
+        The model. Its ``recorded`` contains the options that load the same model again, except ``trust``.
 
     Raises:
-        LoadError: the file is broken, of an unknown kind, or does not fit the model.
+        LoadError: the file is broken or of an unknown kind, or its weights do not fit the model.
         TrustError: loading would run code from the file; the message names the part.
         TrainingModeError: a part of the model is in training mode.
         InputError: the inputs do not fit the model, or a factory or import can't be used.
@@ -105,7 +108,7 @@ def load(
         raise InputError(
             f"{path} is not a Hugging Face folder, so {'--task' if task else '--part'} does not apply: omit it"
         )
-    # Weights are read before anything is imported: with a broken file the user's factory is not even called.
+    # Weights are read before anything is imported, so that the user's factory is not called for a broken file.
     weights = _read_weights_as_data(path, kind, key, trust)
     with _import_from_cwd(bool(model or imports or trust)) if code is None else import_only_signed(code):
         operators = import_operators(imports)
@@ -132,7 +135,7 @@ def load(
         "task": task,
         "part": part,
     }
-    # The user must give trust each time: a record of it in another file must not make code run.
+    # ``trust`` is not recorded. The user must pass it each time, because a record in a file must not make code run.
     return replace(
         loaded, sha256=hash_model_files(path), recorded={name: value for name, value in flags.items() if value}
     )
@@ -146,17 +149,19 @@ def load_parts(
     dims: Sequence[str] = (),
     task: str | None = None,
 ) -> Iterator[tuple[str, LoadedModel]]:
-    """Load the parts of a Hugging Face encoder-decoder one after the other; the weights are read once and shared.
+    """Load the parts of a Hugging Face encoder-decoder one after the other. The weights are read once, and the parts
+    share them.
 
     Args:
-        dims: ranges of named dims; each part takes those that it has.
+        dims: ranges of named dims. Each part takes the ranges of its own dims.
         path, trust, imports, task: as for ``load``.
 
     Yields:
         (part name, model), in the order of ``PARTS``.
 
     Raises:
-        NormdeployError: as for ``load``; also InputError if the model is not an encoder-decoder, or no part has a dim.
+        NormdeployError: as for ``load``; also InputError if the model is not an encoder-decoder, or no part has one of
+            ``dims``.
     """
     path = resolve_model_path(path)
     if (kind := detect_kind(path)) is not FileKind.HUGGINGFACE:
@@ -182,7 +187,9 @@ def load_parts(
 
 
 def _import_from_cwd(wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """Make modules in the working directory importable if ``wanted``; otherwise nothing there may shadow a library."""
+    """Make modules in the working directory importable if ``wanted``. Otherwise prevent their import, so that no module
+    there can shadow a library.
+    """
     return import_from_folder(Path.cwd() if wanted else None)
 
 
@@ -210,7 +217,9 @@ def _require_fitting_flags(
 def _read_weights_as_data(
     path: Path, kind: FileKind, key: str | None, trust: bool
 ) -> State | ScriptWeights | nn.Module | None:
-    """Read a file of weights as data; return None for other kinds, and if the file must be unpickled in full."""
+    """Read a file of weights as data. Return None for other kinds of files, and for a file that can only be unpickled
+    in full.
+    """
     if kind is FileKind.SAFETENSORS:
         return read_safetensors(path)
     if kind is FileKind.TORCHSCRIPT:
@@ -228,18 +237,18 @@ def _read_weights_as_data(
 def from_program(
     program: torch.export.ExportedProgram, *, inputs: Sequence[str] = (), dims: Sequence[str] = (), eval: bool = False
 ) -> LoadedModel:
-    """Wrap an exported program in memory as a model; the program is not changed.
+    """Wrap an exported program in memory as a model. The program is not changed.
 
     Args:
         inputs, dims: names and ranges, as for ``load``.
-        eval: switch parts in training mode to eval mode.
+        eval: True switches parts in training mode to eval mode.
 
     Returns:
-        The model; with ``eval`` it holds a copy of the program.
+        The model. With ``eval`` it contains a copy of the program.
 
     Raises:
         InputError: the inputs do not fit the program, or its parameters are not on the CPU.
-        TrainingModeError: it was exported in training mode.
+        TrainingModeError: the program was exported in training mode.
     """
     away = next((f"{n!r} is on {t.device}" for n, t in program.state_dict.items() if t.device.type != "cpu"), "")
     if away:
@@ -247,7 +256,8 @@ def from_program(
             f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass"
         )
     own = program
-    # The graph is changed in place, and torch can copy a program only by saving it.
+    # ``eval`` changes the graph in place, so the program is copied. torch can copy a program only by saving and loading
+    # it.
     if eval:
         stored = io.BytesIO()
         torch.export.save(program, stored)
@@ -289,14 +299,10 @@ def _model_from_folder(
         ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
     else:
         ranges = []
-    loaded = trace_module(
-        ready.module,
-        (),
-        {},
-        parse_input_request(inputs or ready.inputs, [*dims, *ranges]),
-        eval_mode=eval_mode,
-        kind=FileKind.HUGGINGFACE,
-    )
+    request = parse_input_request(inputs or ready.inputs, [*dims, *ranges])
+    if not inputs:
+        request = replace(request, assumed=frozenset(request.dims) - wishes.stated)
+    loaded = trace_module(ready.module, (), {}, request, eval_mode=eval_mode, kind=FileKind.HUGGINGFACE)
     require_complete_weights(path, folder.missing, find_used_parameters(loaded.program))
     return loaded
 
@@ -333,7 +339,7 @@ def _model_from_weights(
 def _mention_missing_inputs(wishes: InputRequest) -> Iterator[None]:
     """Add a note about missing inputs to an error that is raised while the model is made.
 
-    Without the note, the user would learn of the missing inputs only in the next run.
+    Without the note, the user would get the error about missing inputs only in the next run.
     """
     try:
         yield
@@ -349,13 +355,13 @@ def _fill_and_trace(
     try:
         notes = fill_module(made, state, path)
     except LoadError as error:
-        # One run reports all errors, so the inputs are checked here too.
+        # One run should report all errors, so the inputs are checked here too.
         try:
             require_fitting_inputs(made, wishes)
         except InputError as other:
             raise LoadError(f"{error}. Also, {other}") from error
         raise
     if all(part.training for part in made.modules()):
-        # The mode is that of the constructor: neither the file nor the factory set one.
+        # Training mode is only the default of modules: neither the file nor the factory has set a mode.
         made.eval()
     return replace(trace_module(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

@@ -1,10 +1,11 @@
 """Write a copy of an ExportedProgram's archive that can't run code when torch loads it.
 
 ``torch.export.load`` runs code from a crafted file in many places. It unpickles ``data/sample_inputs/model.pt``,
-weights marked ``use_pickle``, and TorchBind and opaque constants. It evaluates every ``expr_str`` (``sympy.sympify``)
-and executes ``guards_code`` on the first call. It imports any module that a tree spec names. It takes any attribute of
-torch as a node's target (``torch.os.system``), and it loads the libraries under ``data/aotinductor``. The copy contains
-only parts that were checked here; a part that can't be checked requires trust.
+weights with the flag ``use_pickle``, TorchBind constants and opaque constants. It evaluates every ``expr_str``
+(``sympy.sympify``) and executes ``guards_code`` on the first call. It imports any module that a tree spec names. It
+takes any attribute of torch as a node's target (``torch.os.system``), and it loads the libraries under
+``data/aotinductor``. The copy contains only parts that this module has checked. A file with a part that can't be
+checked requires trust.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _CONFIGS = {_WEIGHTS: f"{_WEIGHTS}/model_weights_config.json", _CONSTANTS: f"{_C
 _CARRIED = ("archive_format", "archive_version", ".data/version", "byteorder")
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 
-# Class names in a tree spec.
+# Matches the name of a class in a tree spec.
 _CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')
-# Builtins that are allowed as the factory of a defaultdict in the inputs.
+# Builtins that are allowed as the default_factory of a defaultdict in the inputs.
 _FACTORIES = split_words("list dict set int float str bool tuple")
 
 
@@ -51,7 +52,7 @@ class ArchiveFindings:
     Attributes:
         reasons: one sentence for each refused part.
         guards: checked size guards.
-        classes: classes of inputs and outputs, other than Python's own.
+        classes: qualified names of the classes of inputs and outputs, without Python's own classes.
     """
 
     def __init__(self) -> None:
@@ -61,19 +62,19 @@ class ArchiveFindings:
         self.classes: set[str] = set()
 
     def add_refusal(self, part: str, does: str) -> None:
-        """Record that ``part`` requires trust because of its effect, ``does``."""
+        """Record that ``part`` requires trust. ``does`` describes the effect of the part, for the message."""
         self.reasons.append(f"{part} {does}")
 
 
 def sanitize_archive(
     path: Path, archive: zipfile.ZipFile, copy: PartCollector, operators: OperatorAllowlist
 ) -> ArchiveFindings:
-    """Write the checked parts of ``archive`` to ``copy``; nothing is written if any part is refused.
+    """Write the checked parts of ``archive`` to ``copy``. Nothing is written if a part is refused.
 
     Weights are views of the mapped file, which must not be truncated while the copy is in use.
 
     Returns:
-        The findings; their ``reasons`` are empty if the copy was written.
+        The findings. Their ``reasons`` are empty if the copy was written.
 
     Raises:
         LoadError: a part is missing, damaged, or does not match torch's schema.
@@ -106,7 +107,7 @@ def sanitize_archive(
     written |= {name: read_entry(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
     assert archive.fp is not None
     mapped = memoryview(mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ))
-    # ZipFile needs only write and flush.
+    # ``copy`` is not a complete file object, but ZipFile needs only write and flush.
     with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:  # type: ignore[call-overload]
         for name, data in written.items():
             out.writestr(f"model/{name}", data)
@@ -118,7 +119,7 @@ def sanitize_archive(
 def _copy_entry(
     archive: zipfile.ZipFile, mapped: memoryview, name: str, out: zipfile.ZipFile, target: str, path: Path
 ) -> None:
-    """Copy an entry's bytes as a view of the file; a compressed entry is unpacked into memory."""
+    """Copy an entry's bytes as a view of the file. A compressed entry is unpacked into memory."""
     try:
         info = archive.getinfo(name)
     except KeyError:
@@ -143,9 +144,9 @@ def _copy_entry(
 def _uncompressed_data(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo) -> memoryview:
     """Return a view of an uncompressed entry's data, after its local header.
 
-    The header has 30 bytes, the name and the extra field (APPNOTE.TXT 4.3.7).
+    The header consists of 30 bytes, the name and the extra field (APPNOTE.TXT 4.3.7).
     """
-    # Opening the entry checks that its local header matches the table of contents.
+    # Opening the entry makes zipfile check that its local header matches the table of contents.
     with archive.open(info):
         pass
     lengths = struct.unpack_from("<HH", mapped, info.header_offset + 26)
@@ -224,7 +225,7 @@ def _find_pytree_imports(spec: str) -> list[str]:
         item = stack.pop()
         if isinstance(item, str):
             with contextlib.suppress(ValueError, RecursionError):
-                # Most strings are names; a context is JSON within JSON.
+                # Most strings are plain names. Only a context is a string that itself contains JSON.
                 parsed = json.loads(item)
                 stack.extend([parsed] if isinstance(parsed, dict | list) else [])
         elif isinstance(item, list):
@@ -253,7 +254,9 @@ def _check_payload_config(config: dict[str, Any], folder: str, findings: Archive
 
 
 def _require_payload_bytes(config: dict[str, Any], folder: str, sizes: dict[str, int], root: str, path: Path) -> None:
-    """Require that each tensor has bytes: for an empty entry, torch makes zeros of the stated size."""
+    """Require that each tensor has bytes. For an empty entry, torch would make zeros of the stated size, which may be
+    huge.
+    """
     for name, meta in config["config"].items():
         shape = [size.get("as_int", 1) for size in (meta.get("tensor_meta") or {"sizes": [{"as_int": 0}]})["sizes"]]
         if sizes.get(f"{root}/{folder}/{meta['path_name']}") == 0 and 0 not in shape:
@@ -264,13 +267,14 @@ def _require_payload_bytes(config: dict[str, Any], folder: str, sizes: dict[str,
 
 
 def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
-    """Read the example inputs as data and write them again."""
+    """Read the example inputs as data, without unpickling code, and write them again."""
     if not data:
         return data
     try:
         samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception:
-        # torch raises UnpicklingError, RuntimeError, EOFError, and more, and then reads the same bytes in full.
+        # torch raises UnpicklingError, RuntimeError, EOFError and other errors for such bytes. After such an error,
+        # torch.export.load would unpickle the same bytes in full.
         named = _find_sample_globals(data)
         if named:
             what = f"it would import {join_names(named)}"
@@ -288,7 +292,7 @@ def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
 def _find_sample_globals(data: bytes) -> list[str]:
     """Find the globals of a torch.save file in memory, which may be crafted.
 
-    It never raises, since writing the refusal must not fail.
+    The function never raises, because the refusal must be reported even if the bytes are damaged.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -1,8 +1,10 @@
-"""Find the inputs of an exported program that are attention masks: inputs that decide which keys an attention sees.
+"""Find the inputs of an exported program that are attention masks: inputs that select the keys to which an attention
+attends.
 
-From each integer, bool or floating input, the search follows operators that keep a mask a mask: views, casts,
-comparisons, logic, sums, products, and selections. It succeeds at the mask of an attention or the input of a softmax.
-An embedding, a matmul or a convolution ends the search, since its results are features and not masks.
+From each integer, bool or floating input, the search follows operators whose result is still a mask: views, casts,
+comparisons, logic, sums, products, and selections. The input is a mask if the search reaches the mask of an attention
+or the input of a softmax. An embedding, a matmul or a convolution ends the search, since its results are features and
+not masks.
 """
 
 from __future__ import annotations

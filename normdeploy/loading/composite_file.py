@@ -1,6 +1,6 @@
-"""Read several buffers as one file.
+"""Read several buffers as one file, without copying them.
 
-So an archive made of checked parts and another file's weights needs neither memory nor disk space.
+So an archive of checked parts, and of weights that stay in another file, takes no additional memory or disk space.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from typing import Any
 
 
 class PartCollector:
-    """Collect written buffers without copying, so views of a mapped file stay views; ``zipfile`` writes them in
-    order.
-    """
+    """Collect written buffers, in order, without copying them. Views of a mapped file stay views."""
 
     def __init__(self) -> None:
         self.held: list[memoryview] = []
 
     def write(self, data: Any) -> int:
-        """Keep a buffer.
+        """Append a buffer.
 
         Returns:
-            Its number of bytes.
+            Number of bytes of the buffer.
         """
         part = memoryview(data).cast("B")
         if part.nbytes:
@@ -30,7 +28,7 @@ class PartCollector:
         return part.nbytes
 
     def flush(self) -> None:
-        """Do nothing; ``zipfile`` requires the method."""
+        """Do nothing. ``zipfile`` requires this method."""
         pass
 
 

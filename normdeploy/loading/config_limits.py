@@ -1,8 +1,8 @@
-"""Find the largest size of a dim without a stated range in the model's config.
+"""Find the largest sizes of dims in the model's config, for dims whose range the user does not state.
 
-Libraries store a model's number of positions in its config, under various names. If there is none, the dim is traced
-open and the traced program sets the limit: the table that positions index, or the range in which the model's code is
-valid.
+Libraries store a model's number of positions in its config, under various names. If the config states no number, the
+dim is traced without a limit. The traced program then determines the limit: the number of rows of the table that
+positions index, or the range in which the model's code is valid.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from ..model import Dim
 from .input_request import InputRequest
 from .shape_expressions import split_words
 
-# Upper bound for tracing if nothing is known: larger than any model's limit, and products do not overflow.
+# Upper bound for tracing a dim whose limit is unknown. It is larger than the limit of any model, and products of such
+# sizes do not overflow.
 OPEN = 2**20
 
-# Inputs of shape (batch, positions, ...).
+# Names of inputs of shape (batch, positions, ...).
 _TEXT = split_words("input_ids attention_mask token_type_ids position_ids inputs_embeds")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 _DECODED = ("max_target_positions", *_POSITIONS)
-# Input of shape (batch, channels, height, width).
+# Name of the input of shape (batch, channels, height, width).
 _IMAGE = "pixel_values"
 
 
@@ -31,7 +32,7 @@ class ConfigLimit:
 
     Attributes:
         most: the largest size.
-        source: the config entry that states it, for messages.
+        source: the config entry that states the largest size, for messages.
         best: the usual size, or None if the config does not state it.
     """
 
@@ -41,7 +42,7 @@ class ConfigLimit:
 
 
 def widen_unstated_dims(wishes: InputRequest, config: Any) -> InputRequest:
-    """Set the ranges of dims without a stated range from ``config``, or leave them open.
+    """Set the ranges of dims without a stated range from ``config``. A dim that the config does not limit stays open.
 
     Args:
         config: a library's config object, or any object.
@@ -85,7 +86,9 @@ def _find_config_limits(wishes: InputRequest, config: Any) -> dict[str, ConfigLi
 
 
 def _text_position_limit(config: Any, keys: tuple[str, ...]) -> ConfigLimit | None:
-    """Return the limit of the text positions; in a model of several parts (CLIP), that of the text part."""
+    """Return the limit of the text positions. For a model of several parts, such as CLIP, return the limit of its text
+    part.
+    """
     for part in (config, getattr(config, "text_config", None)):
         for key in keys:
             if (size := getattr(part, key, None)) and type(size) is int and size > 1:

@@ -1,8 +1,9 @@
-"""Derive the inputs of a Hugging Face model if the user names none.
+"""Derive the inputs of a Hugging Face model if the user does not state them.
 
-Texts, images, sound and points are covered, with sizes from the config and the preprocessor. The batch size is always
-``batch``. A text has ``seq`` tokens, a decoder's input ``decoder_seq``, sound ``samples`` or ``frames``. A model that
-compares texts with images takes any number of either (``image_batch``).
+The module supports texts, images, videos, sound, time series and points. Sizes come from the config, the preprocessor
+and the model's own layers. The dims are named as follows. The batch is always ``batch``. A text has ``seq`` tokens, and
+a decoder's input ``decoder_seq`` tokens. Sound has ``samples`` or ``frames``. In a model that compares texts with
+images, the batch of images is named ``image_batch``.
 """
 
 from __future__ import annotations
@@ -15,17 +16,36 @@ from typing import Any
 
 from torch import nn
 
+from ..model import Dim
 from .shape_expressions import split_words
 
-# Models whose tokenizers make segment ids; RoBERTa has a table for them, but its tokenizer makes none.
+# Types of models whose tokenizers make segment ids. RoBERTa is not listed: it has a table for segment ids, but its
+# tokenizer does not make them.
 _SEGMENTED = frozenset(
     split_words("bert albert electra mobilebert convbert rembert roformer xlnet tapas big_bird funnel")
 )
+# Parts of processor_config.json that prepare one modality each.
+_PREPROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 _IMAGE_SIZE = 224
 _CHANNELS = 3
+# Frames of a video, and values of a time series, of a model whose config states no number.
+_FRAMES = 16
+_SERIES = 512
 _BINS = 80
-# Frames of a sound encoder: 0.2 s, 1 s and 30 s at the common 20 ms.
+# Numbers of frames of a sound encoder: 0.2 s, 1 s and 30 s, for the usual frame length of 20 ms.
 _STRIDES = {"min": 10, "opt": 50, "max": 1500}
+
+# Sizes of dims that a model fixes: one sample, and texts that most callers can pad theirs to.
+_FIXED = {"batch": 1, "image_batch": 1, "seq": 128, "decoder_seq": 128}
+
+
+def choose_fixed_size(dim: Dim) -> int:
+    """Choose the only size of a dim that the model fixes.
+
+    Returns:
+        A size in the dim's range.
+    """
+    return max(dim.min, min(_FIXED.get(dim.name or "", dim.opt), dim.max))
 
 
 def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -36,7 +56,8 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
         folder: may contain ``preprocessor_config.json``, which states the image size.
 
     Returns:
-        Inputs as ``--input`` takes them, and dim name -> range as ``--dim`` takes it, for dims with special ranges.
+        Inputs in the notation of ``--input``, and dim name -> range in the notation of ``--dim``, for dims that need a
+        special range.
     """
     parameters = inspect.signature(model.forward).parameters
     preprocessor = read_preprocessor(folder)
@@ -51,10 +72,14 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
             shapes["token_type_ids"] = f"int64[batch,seq]{{0:{config.type_vocab_size}}}"
     if "pixel_values" in parameters:
         shapes["pixel_values"] = f"float32[{_describe_image_input(model, parameters, preprocessor)}]"
+    if "pixel_values_videos" in parameters and _is_main_input(model, "pixel_values_videos"):
+        shapes["pixel_values_videos"] = f"float32[{_describe_video_input(config, preprocessor)}]"
+    if "past_values" in parameters:
+        shapes |= _describe_time_series(config, parameters)
     if "input_features" in parameters:
         shapes["input_features"] = f"float32[batch,{_describe_feature_input(config, preprocessor)}]"
     if "input_values" in parameters:
-        shape, ranges = _describe_sound_input(config)
+        shape, ranges = _describe_sound_input(model)
         shapes["input_values"] = f"float32[batch,{shape}]"
     if "input_points" in parameters:
         height = preprocessed_image_size(config, preprocessor)[0]
@@ -68,7 +93,7 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
 
 
 def config_of(model: nn.Module) -> Any:
-    """Return the config that transformers gives each model."""
+    """Return the config of a model of transformers."""
     return model.config
 
 
@@ -78,13 +103,20 @@ def takes_text_pairs(config: Any) -> bool:
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:
-    """Read ``preprocessor_config.json``.
+    """Read the settings of the preprocessor: ``preprocessor_config.json``, or its part of ``processor_config.json``.
 
     Returns:
-        Its content; {} if it is missing or unreadable.
+        The settings; {} if they are missing or unreadable.
     """
+    whole = _read_settings(folder / "processor_config.json")
+    parts = (whole.get(name) for name in _PREPROCESSORS)
+    files = (_read_settings(folder / name) for name in ("preprocessor_config.json", "video_preprocessor_config.json"))
+    return next((found for found in (*files, *parts) if found and isinstance(found, dict)), {})
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / "preprocessor_config.json").read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     if isinstance(content, dict):
@@ -93,7 +125,7 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def modality_setting(config: Any, name: str, default: Any = None) -> Any:
-    """Look up a setting in the config, or in its part for images or sound.
+    """Look up a setting in the config, then in the config's part for images or sound.
 
     Returns:
         The first value that is not None, else ``default``.
@@ -111,7 +143,8 @@ def modality_setting(config: Any, name: str, default: Any = None) -> Any:
 
 
 def preprocessed_image_size(config: Any, preprocessor: Mapping[str, Any]) -> tuple[int, int]:
-    """Find the size of images that the preprocessor makes, else the size that the model was made for.
+    """Find the size of the images that the preprocessor makes. If it is unknown, find the size of images for which the
+    model was made.
 
     Returns:
         (height, width).
@@ -123,7 +156,8 @@ def preprocessed_image_size(config: Any, preprocessor: Mapping[str, Any]) -> tup
         sizes.append(preprocessor.get("crop_size"))
     if preprocessor.get("do_resize", True):
         sizes.append(preprocessor.get("size"))
-    for size in (*sizes, modality_setting(config, "image_size"), _IMAGE_SIZE):
+    made_for = (modality_setting(config, name) for name in ("image_size", "crop_size"))
+    for size in (*sizes, *made_for, _IMAGE_SIZE):
         if (pair := _height_and_width(size)) is not None:
             return pair
     raise AssertionError("224 is a size")
@@ -161,14 +195,64 @@ def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], prepr
     return f"{batch},{several}{channels},{height},{width}"
 
 
+def _is_main_input(model: nn.Module, name: str) -> bool:
+    """Return whether the model always needs this input; others take it beside a text."""
+    main = getattr(model, "main_input_name", "")
+    return name == main or (isinstance(main, list | tuple) and name in main)
+
+
+def _describe_video_input(config: Any, preprocessor: Mapping[str, Any]) -> str:
+    """Return the shape "batch,frames,channels,height,width"."""
+    height, width = preprocessed_image_size(config, preprocessor)
+    named = (modality_setting(config, name) for name in ("num_frames", "frames_per_clip"))
+    frames = next((count for count in named if isinstance(count, int) and count > 0), _FRAMES)
+    channels = modality_setting(config, "num_channels", modality_setting(config, "in_chans", _CHANNELS))
+    return f"batch,{frames},{channels},{height},{width}"
+
+
+def _describe_time_series(config: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the inputs of a time series model: past values, and what is known about the past and the future.
+
+    A model with lags reads as many values before its context as the largest lag.
+    """
+    length = getattr(config, "context_length", None) or _SERIES
+    length += max(getattr(config, "lags_sequence", None) or [0])
+    ahead = getattr(config, "prediction_length", None) or 1
+    channels = getattr(config, "num_input_channels", None)
+    if channels is None and getattr(config, "input_size", 1) > 1:
+        channels = config.input_size
+    width = f",{channels}" if channels is not None else ""
+    features = getattr(config, "num_time_features", 0)
+    categories = getattr(config, "num_static_categorical_features", 0)
+    reals = getattr(config, "num_static_real_features", 0)
+    shapes = {"past_values": f"float32[batch,{length}{width}]"}
+    required = {
+        "past_values_padding": f"int64[batch,{length}]{{0:2}}",
+        "past_observed_mask": f"float32[batch,{length}{width}]{{0:1}}",
+        "past_time_features": f"float32[batch,{length},{features}]",
+        "freq": f"int64[batch,1]{{0:{getattr(config, 'freq_size', 1)}}}",
+    }
+    shapes |= {name: text for name, text in required.items() if _is_required(parameters, name)}
+    if "past_time_features" in shapes:
+        shapes["future_values"] = f"float32[batch,{ahead}{width}]"
+        shapes["future_time_features"] = f"float32[batch,{ahead},{features}]"
+    if categories:
+        shapes["static_categorical_features"] = f"int64[batch,{categories}]{{0:{min(config.cardinality)}}}"
+    if reals:
+        shapes["static_real_features"] = f"float32[batch,{reals}]"
+    return shapes
+
+
+def _is_required(parameters: Mapping[str, Any], name: str) -> bool:
+    return name in parameters and parameters[name].default is inspect.Parameter.empty
+
+
 def _is_video_model(config: Any) -> bool:
     return getattr(config, "model_type", "") in ("videomae", "vivit", "timesformer")
 
 
 def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str:
-    """Return the shape of audio features: "mel bins,frames" for Whisper, which has a fixed length, else
-    "frames,features".
-    """
+    """Return the shape of audio features: "mel bins,frames" with a fixed length for Whisper, else "frames,features"."""
     bins = modality_setting(config, "num_mel_bins")
     if bins is not None and getattr(config, "model_type", "") == "whisper":
         return f"{bins},{2 * modality_setting(config, 'max_source_positions')}"
@@ -176,14 +260,17 @@ def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str
     return f"frames,{next((width for width in widths if width), preprocessor.get('feature_size', bins or _BINS))}"
 
 
-def _describe_sound_input(config: Any) -> tuple[str, dict[str, str]]:
-    """Return the shape and ranges of sound: samples in multiples of the encoder's frame, or an audio transformer's
-    spectrogram.
+def _describe_sound_input(model: nn.Module) -> tuple[str, dict[str, str]]:
+    """Return the shape and ranges of sound. The input is samples, in multiples of the encoder's frame, or the
+    spectrogram of an audio transformer.
     """
+    config = config_of(model)
     strides = getattr(config, "conv_stride", None)
     if not strides:
         if (length := getattr(config, "max_length", None)) and (bins := getattr(config, "num_mel_bins", None)):
             return f"{length},{bins}", {}
+        strides = [part.stride[0] for part in model.modules() if isinstance(part, nn.Conv1d) and part.stride[0] > 1]
+    if not strides:
         return "samples", {}
     step = 1
     for stride in strides:

@@ -1,5 +1,5 @@
-"""Interpret torch.export's errors about dims that can't take their full range: narrow the ranges, or explain the
-error.
+"""Interpret torch.export's errors about dims that can't take their full range. The ranges are narrowed, or the error is
+explained.
 """
 
 from __future__ import annotations
@@ -15,6 +15,20 @@ from .size_conditions import TracedConditions
 
 _RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
 _STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
+
+
+class FixedDimError(InputError):
+    """Raised if a dim that was requested as dynamic can't be: the model fixes it, or takes sizes that form no range.
+
+    Attributes:
+        name: of the dim; "" if the message tells of several attempts.
+        place: in the model, as `size_conditions.describe_location` describes it; "" if unknown.
+    """
+
+    def __init__(self, message: str, name: str = "", place: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        self.place = place
 
 
 def _parse_suggested_fixes(message: str) -> dict[str, str]:
@@ -33,13 +47,13 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
     """Narrow the dims to the ranges that torch suggests.
 
     Args:
-        conditions: conditions that torch met while tracing, which give the place in the model.
+        conditions: conditions that torch met while tracing. They give the place in the model for the message.
 
     Returns:
-        The request with narrowed dims, and whether a dim only takes multiples of a step.
+        The request with narrowed dims, and True if some dim takes only multiples of a step.
 
     Raises:
-        InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
+        InputError: a dim is fixed by the model or always equal to another dim, or its stated range is too wide.
     """
     dims = dict(wishes.dims)
     steps = False
@@ -50,10 +64,14 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
                 wished = f" ({dims[name]})"
             else:
                 wished = ""
-            raise InputError(
+            place = conditions.place_limiting(name)
+            raise FixedDimError(
                 f"the dim {name!r} was requested as dynamic{wished}, but the model fixes it to the size {fix}, or "
-                f"computes differently at that size{conditions.place_limiting(name)}: write {fix} instead of its "
-                "name, use an example of another size, or change the code of the model that fixes it"
+                f"computes differently at that size{place}: write {fix} instead of its name, or pass --dim "
+                f"{name}={fix}:{fix}:{fix}, use an example of another size, or change the code of the model that "
+                "fixes it",
+                name,
+                place,
             )
         if name in dims and fix in dims:
             raise InputError(
@@ -63,13 +81,15 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
         taken = _parse_range_fix(fix, fixes)
         if name in dims and taken is not None:
             steps |= taken.step > 1
-            dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.stated, conditions)
+            dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.demanded, conditions)
     return wishes.with_dims(dims), steps
 
 
 @dataclass(frozen=True)
 class _TakenSizes:
-    """Sizes that the model accepts according to torch: step·n + offset, from ``low`` to ``high`` (None: no limit)."""
+    """Sizes that the model accepts according to torch: step·n + offset, from ``low`` to ``high``. None means no
+    limit.
+    """
 
     low: int
     high: int | None
@@ -125,8 +145,8 @@ _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
 
 
 def _parse_excluded_sizes(message: str) -> dict[str, int]:
-    """Parse the sizes that torch can't trace together with others: there, a tensor shorter by a constant (x[:, 1:]) has
-    size 0 or 1.
+    """Parse the sizes that torch can't trace together with other sizes. At these sizes, the shortened dim of a slice
+    such as x[:, 1:] has size 0 or 1.
     """
     lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
     return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
@@ -141,7 +161,7 @@ def raise_above_excluded(message: str, wishes: InputRequest) -> InputRequest:
     dims = dict(wishes.dims)
     for name, size in _parse_excluded_sizes(message).items():
         dim = dims.get(name)
-        if dim is not None and name not in wishes.stated and dim.min <= size < dim.max:
+        if dim is not None and name not in wishes.demanded and dim.min <= size < dim.max:
             dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
     return wishes.with_dims(dims)
 
@@ -153,11 +173,11 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
     """Explain which range to state if torch.export's solver fails on the dims.
 
     Returns:
-        The message; "" for another error.
+        The message; "" if the error is of another kind.
     """
     bound = _BOUND.search(message)
     if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:
-        # At this bound a slice (x[1:-1]) has size 1, which torch can't trace together with other sizes.
+        # At this bound a slice such as x[1:-1] has size 1, which torch can't trace together with other sizes.
         first = -(-int(bound["over"]) // int(bound["under"] or 1)) + 1
         if first <= dim.max:
             begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
@@ -175,13 +195,13 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
     )
 
 
-def describe_violation(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
-    """Explain which constraint of the model the dims violate and the line that sets it.
+def make_violation_error(message: str, wishes: InputRequest, conditions: TracedConditions) -> InputError:
+    """Explain which constraint of the model the dims violate, and which line of the model causes the constraint.
 
-    torch's advice on its own API is left out.
+    The message leaves out torch's advice on its own API.
 
     Returns:
-        The message.
+        The error; a FixedDimError if a dim can have only one size.
     """
     lines = [
         line.strip().removeprefix("- ")
@@ -199,10 +219,14 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
                 wished = ""
             asked = f"the dim {match['name']!r} was requested as dynamic{wished}"
             where = conditions.place_limiting(match["name"])
-            return f"{asked}, but the model was built for the size {size}{where}: write {size} instead of its name"
+            return FixedDimError(
+                f"{asked}, but the model was built for the size {size}{where}: write {size} instead of its name",
+                match["name"],
+                where,
+            )
     for name, size in _parse_excluded_sizes(message).items():
         if name in wishes.dims:
-            return (
+            return InputError(
                 f"the dim {wishes.dims[name]} was requested, but torch can't trace the model with "
                 f"{size}{conditions.place_limiting(name, size)}: start at {size + 1}"
             )
@@ -210,8 +234,9 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
         name = violated[0]["name"]
         needed = "; ".join(_substitute_dim_names(match["guard"].rstrip("."), violated) for match in violated[:3])
         asked = f"the dim {name!r} does not have the requested range"
-        return f"{asked}: the model needs {needed}{conditions.last_place([name])}; pass another with --dim"
-    return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
+        place = conditions.last_place([name])
+        return FixedDimError(f"{asked}: the model needs {needed}{place}; pass another with --dim", name, place)
+    return InputError("the dynamic dims do not fit the model: " + "; ".join(lines[:3]))
 
 
 def _substitute_dim_names(guard: str, violated: Iterable[re.Match[str]]) -> str:

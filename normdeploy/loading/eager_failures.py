@@ -1,4 +1,6 @@
-"""Explain why a model fails in PyTorch on its example inputs: the layer, the line, and which inputs to state."""
+"""Explain why a model fails in PyTorch on its example inputs. The message names the layer, the line, and the inputs to
+state.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _ADVICE = "describe its inputs with --input, and write the size instead of a nam
 
 @dataclass(frozen=True)
 class _FailedLayer:
-    """Innermost module that was running, and its input tensor."""
+    """Innermost module that was running at the failure, and its input tensor."""
 
     module: nn.Module
     given: torch.Tensor
@@ -47,7 +49,9 @@ def describe_failure(module: nn.Module, call: ExampleCall, wishes: InputRequest,
 
 
 def _explain_layer_failure(layer: _FailedLayer, wishes: InputRequest) -> str:
-    """Return the layer's expected input, its actual input and advice; "" if they are not the cause."""
+    """Return the layer's expected input, its actual input and advice; "" if the input is not the cause of the
+    failure.
+    """
     given = layer.given
     module = layer.module
     if isinstance(module, nn.Linear) and given.dim() and given.shape[-1] != module.in_features:
@@ -78,7 +82,7 @@ def _explain_convolution_failure(module: _ConvNd, given: torch.Tensor, wishes: I
 
 
 def _suggest_index_input(wishes: InputRequest, embedding: nn.Embedding) -> str:
-    """Return an input of indices into the table, such as ``'ids:int64[b,s]{0:100}'``."""
+    """Return the text of an input of indices into the embedding's table, such as ``'ids:int64[b,s]{0:100}'``."""
     floats = [wish for wish in wishes.inputs if not wish.dtype or wish.dtype.startswith(("float", "bfloat"))]
     wish = next(iter(floats or wishes.inputs), None)
     if wish is None:
@@ -106,7 +110,7 @@ def _describe_tensors(call: ExampleCall) -> str:
 
 
 def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
-    """Return the sizes of the named dims in the example, as `` (b=8, seq=16)``."""
+    """Return the sizes of the named dims in the example as text, such as `` (b=8, seq=16)``."""
     sizes: dict[str, int] = {}
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
         if wish is not None:

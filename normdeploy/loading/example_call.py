@@ -19,7 +19,7 @@ from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .input_request import InputRequest
 from .program_signature import dtype_name, is_renaming, match_requested_inputs
 
-# Annotations of parameters that take no tensor, as types and as postponed annotations (strings).
+# Annotations of parameters that take no tensor, both as types and as strings (postponed annotations).
 _PLAIN = (int, float, bool, str, "int", "float", "bool", "str")
 
 
@@ -28,7 +28,8 @@ class ExampleCall:
     """Example call on the CPU.
 
     Attributes:
-        matched: for each tensor, in the order of the leaves, the index of its stated input or None.
+        matched: index of the stated input for each tensor, in the order of the leaves; None for a tensor without a
+            stated input.
     """
 
     args: tuple[Any, ...]
@@ -47,7 +48,7 @@ class ExampleCall:
         """List the stated input of each tensor.
 
         Returns:
-            Input or None, in the order of ``tensors``.
+            Stated input or None for each tensor, in the order of ``tensors``.
         """
         return [None if index is None else wishes.inputs[index] for index in self.matched]
 
@@ -56,7 +57,7 @@ def forward_signature(module: nn.Module) -> inspect.Signature:
     """Return the signature of the module's forward without annotations, for binding and for messages.
 
     Returns:
-        The bare signature.
+        The signature without annotations.
     """
     signature = inspect.signature(module.forward)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
@@ -64,7 +65,8 @@ def forward_signature(module: nn.Module) -> inspect.Signature:
 
 
 def make_example_call(module: nn.Module, wishes: InputRequest, sizes: Mapping[str, int]) -> ExampleCall:
-    """Make example arguments from the stated inputs, matched by the names of forward's parameters, else by order.
+    """Make example arguments from the stated inputs. Inputs are matched to forward's parameters by name, or by order if
+    the names differ.
 
     Args:
         sizes: dim name -> size.
@@ -89,7 +91,7 @@ class ArgumentOrder:
 
     Attributes:
         positional: indices of inputs passed by position.
-        keywords: parameter -> index of its input, in the order of forward's parameters.
+        keywords: parameter -> index of the input that is passed by keyword, in the order of forward's parameters.
     """
 
     positional: list[int]
@@ -134,7 +136,7 @@ def _find_missing_parameters(module: nn.Module, order: ArgumentOrder) -> list[st
     try:
         bound = forward_signature(module).bind_partial(*order.positional, **order.keywords).arguments
     except TypeError:
-        # Too many inputs are given, so none is missing.
+        # Too many inputs are given, so no parameter lacks an input.
         return []
     return [name for name in _required_parameters(module) if name not in bound]
 
@@ -146,7 +148,9 @@ def _required_parameters(module: nn.Module) -> list[str]:
 
 
 def _advise_on_parameters(module: nn.Module, names: Sequence[str]) -> str:
-    """Return advice on missing parameters: state a tensor with --input, or give a plain value a default."""
+    """Return advice on missing parameters: state a tensor with --input, or give a parameter for a plain value a
+    default.
+    """
     plain = [name for name in names if _takes_plain_value(module, name)]
     tensors = [name for name in names if name not in plain]
     if tensors:
@@ -198,8 +202,8 @@ def _arrange_arguments(module: nn.Module, names: Sequence[str]) -> ArgumentOrder
 
 
 def _leading_positional_inputs(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:
-    """Return the indices of inputs passed by position: those of the first parameters, up to the first without an
-    input.
+    """Return the indices of inputs passed by position: the inputs of the first parameters, up to the first parameter
+    without an input.
     """
     leading: list[int] = []
     for name, parameter in parameters.items():
@@ -227,11 +231,11 @@ def _sample_input(wish: InputSpec, rng: np.random.Generator, sizes: Mapping[str,
 
 
 def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
-    """Yield sizes to trace with, in the order to try them.
+    """Yield sizes of dims for tracing, in the order in which to try them.
 
-    torch.export treats the sizes 0 and 1 as constants, and equal sizes of two dims may hide that they differ. So
-    different multiples of the opt sizes come first, for models that need a divisible size. Then come sizes next to
-    them, and last the opt sizes.
+    torch.export treats the sizes 0 and 1 as constants. If two dims have equal sizes in the example, torch.export may
+    treat them as one dim. So different multiples of the opt sizes come first, because some models need a divisible
+    size. Then come sizes close to these multiples, and last the opt sizes.
 
     Yields:
         Dim name -> size.
@@ -252,10 +256,10 @@ def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
 def spread_arguments(
     module: nn.Module, args: torch.Tensor | Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Normalize the user's example: one tensor, a tuple, or a mapping.
+    """Normalize the user's example, which is one tensor, a tuple, or a mapping.
 
-    A mapping gives keyword arguments if forward can be called with them; else it is forward's one argument, a batch in
-    a dict.
+    The entries of a mapping become keyword arguments if forward can be called with them. Otherwise the mapping itself,
+    a batch as a dict, is forward's only argument.
 
     Returns:
         Positional and keyword arguments.
@@ -274,10 +278,10 @@ def spread_arguments(
 def copy_example_call(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wishes: InputRequest
 ) -> ExampleCall:
-    """Copy the user's example, detached and on the CPU; a dynamic dim of size 1 is repeated to size 2.
+    """Copy the user's example, detached and on the CPU. A dynamic dim of size 1 is repeated to size 2.
 
     Returns:
-        The call with its stated inputs matched.
+        The call, whose tensors are matched with the stated inputs.
 
     Raises:
         InputError: the arguments do not fit forward, contain no tensor, or contradict the stated inputs.
@@ -320,7 +324,8 @@ def copy_example_call(
 
 
 def placeholder_names(bound: inspect.BoundArguments) -> dict[int, str]:
-    """Compute the name that torch.export gives each tensor's placeholder: ``batch_ids`` for ``batch["ids"]``.
+    """Compute the name that torch.export gives each tensor's placeholder, for example ``batch_ids`` for
+    ``batch["ids"]``.
 
     Returns:
         id of the tensor -> name.
@@ -346,7 +351,7 @@ def user_dim_names(module: nn.Module, call: ExampleCall, dynamic_shapes: Any) ->
     """Collect the names of the user's ``torch.export.Dim`` objects.
 
     Returns:
-        For each tensor of the call, axis -> dim name.
+        axis -> dim name, for each tensor of the call.
     """
     arguments = forward_signature(module).bind(*call.args, **call.kwargs).arguments
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):

@@ -1,4 +1,4 @@
-"""Turn torch.export's failures into one line: the cause, the module and line of the model, and advice."""
+"""Describe torch.export's failures in one line, with the cause, the module and line of the model, and advice."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PACKED = (
     "--quantize int8, or use fake quantization (prepare_qat) and export that model"
 )
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '(?P<name>[^']+)'> in output")
-# torch.ao.nn.qat is not included: its modules round in float.
+# Matches the names of torch.ao's integer modules. torch.ao.nn.qat does not match, because its modules round in float.
 _INTEGER_MODULE = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")
-# The results of QuantStub and DeQuantStub hold no weights.
+# Classes into which torch.ao converts QuantStub and DeQuantStub. They have no weights.
 _FLOAT_ENDS = (torch.ao.nn.quantized.Quantize, torch.ao.nn.quantized.DeQuantize)
 _SHOWN = 4
 
@@ -43,6 +43,11 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     where = describe_location(module_paths(module), traceback_frames(error))
     if unknown := _UNKNOWN_OUTPUT.search(text):
         returned = unknown["name"].rpartition(".")[2]
+        if returned.endswith("Cache"):
+            return ExportError(
+                f"{head}: its forward returns {returned}, but a file can return only tensors: call it with "
+                "use_cache=False, or save the model to a folder and export that with --task text-generation-with-past"
+            )
         return ExportError(
             f"{head}: its forward returns {returned}, but a file can return only tensors: return tensors, or tuples, "
             "lists and dicts of them (a dataclass is accepted after torch.export.register_dataclass)"
@@ -90,7 +95,7 @@ def refuse_integer_modules(module: nn.Module) -> None:
 
 
 def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
-    """Refuse a program with outputs that ONNX lacks: Python numbers and texts, complex tensors, or no tensors at all.
+    """Refuse a program with outputs that ONNX can't have: Python numbers, texts, complex tensors, or no tensors at all.
 
     Raises:
         ExportError: the message names the output.
@@ -118,5 +123,5 @@ def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
 
 
 def _is_packed_recurrence(frame: FrameType) -> bool:
-    """Return whether the frame belongs to a recurrent layer with a packed sequence as input."""
+    """Return whether the frame belongs to a recurrent layer whose input is a packed sequence."""
     return frame.f_code.co_filename == _RECURRENT and frame.f_locals.get("batch_sizes") is not None

@@ -1,7 +1,7 @@
 """Prepare torch.ao's FakeQuantize modules for torch.export.
 
-Their forward reads from tensors whether it observes and rounds, which torch.export can't trace. For inference these
-flags are constant.
+Two tensors of such a module are flags: whether forward observes its input, and whether forward rounds. torch.export
+can't trace code that depends on a tensor's value. For inference these flags are constant, so this module fixes them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.ao.quantization.fake_quantize import FakeQuantize
 
 from ..errors import ExportError
 
-# These lower-level operators return the rounded tensor and a mask of elements inside the range. torch 2.13 has only
-# kernels for them, no shape functions.
+# Lower-level operators that return the rounded tensor and a mask of the elements inside the range. torch 2.13 has
+# kernels but no shape functions for them.
 _WITHOUT_SHAPES = (
     "fake_quantize_per_tensor_affine_cachemask",
     "fake_quantize_per_channel_affine_cachemask",
@@ -59,14 +59,14 @@ def _make_rounding_forward(part: FakeQuantize) -> Callable[[torch.Tensor], torch
 
     if part.is_per_channel:
         return round_per_channel
-    # ONNX takes single numbers for a whole tensor.
+    # With one scale for the whole tensor, the operator for single numbers is used, as ONNX requires.
     scale, zero = float(part.scale), int(part.zero_point)
     return round_per_tensor
 
 
 @contextmanager
 def register_fake_quantizer_shapes() -> Iterator[None]:
-    """Register the output shapes of torch's fake quantizers within the context; without them torch can't trace dynamic
+    """Register shape functions of torch's fake quantizers within the context. Without them, torch can't trace dynamic
     sizes.
     """
 

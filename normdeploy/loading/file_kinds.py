@@ -1,4 +1,4 @@
-"""Detect the kind of a file from its bytes alone; nothing in it is executed, imported or unpickled.
+"""Detect the kind of a file from its bytes alone. Nothing in the file is executed, imported or unpickled.
 
 | kind | marker |
 |---|---|
@@ -27,14 +27,14 @@ PROGRAM_JSON = "models/model.json"
 # The safetensors library's own limit for its header, in bytes.
 _HEADER_LIMIT = 100 << 20
 _CHUNK = 1 << 20
-# Index of shards: {"weight_map": {tensor: file}}.
+# Suffix of an index of shards, which is a JSON file {"weight_map": {tensor: file}}.
 INDEX = ".safetensors.index.json"
 _OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 BOOKKEEPING = (".git", ".cache")
 
 
 class FileKind(StrEnum):
-    """Kinds of files that can be loaded; the values appear in messages."""
+    """Kinds of files that can be loaded. The values appear in messages."""
 
     PROGRAM = "ExportedProgram"
     TORCHSCRIPT = "TorchScript"
@@ -52,7 +52,7 @@ def detect_kind(path: Path) -> FileKind:
         The kind.
 
     Raises:
-        LoadError: nothing exists there, or the file is broken, truncated or of an unsupported kind.
+        LoadError: the path does not exist, or the file is broken, truncated or of an unsupported kind.
     """
     if path.is_dir():
         if foreign := describe_foreign_folder(path):
@@ -99,7 +99,7 @@ def _describe_plain_folder(path: Path) -> str:
 
 
 def _suggest_zoo_factory(path: Path) -> str:
-    """Return advice on a model that a package knows by name (resnet50); "" if ``path`` is not such a name."""
+    """Return advice if ``path`` is the name of a model in a known package, such as resnet50; "" otherwise."""
     if path.suffix or path.name != str(path):
         return ""
     return (
@@ -108,7 +108,7 @@ def _suggest_zoo_factory(path: Path) -> str:
     )
 
 
-# First bytes of other tools' files, description, advice.
+# Files of other tools that can't be loaded: first bytes, description, advice.
 _FOREIGN = (
     (LFS_POINTER, "a Git LFS pointer, not the file itself", "fetch the file with `git lfs pull`"),
     (b"GGUF", "a llama.cpp GGUF file", "pass the Hugging Face folder or the weights that it was made from"),
@@ -129,7 +129,7 @@ _WANTED = "expected a file from torch.export.save or torch.save, safetensors, a 
 
 
 def _describe_unknown_file(path: Path, head: bytes) -> str:
-    """Describe a file that can't be loaded, as far as its first bytes or its name identify it."""
+    """Describe a file that can't be loaded. Its first bytes or its name identify its kind."""
     for magic, kind, advice in _FOREIGN:
         if head.startswith(magic):
             return f"{path} is {kind}: {advice}"
@@ -184,7 +184,7 @@ def _classify_archive(path: Path, archive: zipfile.ZipFile) -> FileKind:
 
 
 def archive_root(archive: zipfile.ZipFile) -> str:
-    """Return the one folder at the root of a torch archive.
+    """Return the name of the only folder at the root of a torch archive.
 
     Returns:
         Its name.
@@ -195,15 +195,15 @@ def archive_root(archive: zipfile.ZipFile) -> str:
 def open_torch_archive(path: Path) -> zipfile.ZipFile:
     """Open a torch zip file with a checked table of contents.
 
-    torch stores its entries uncompressed, so their declared sizes can't exceed the file's size by much. A file whose
-    sizes do is a zip bomb and is refused before a byte is inflated.
+    torch stores entries uncompressed, so the sum of the declared sizes can't be much larger than the file. A file with
+    larger declared sizes is a zip bomb. It is refused before a byte is unpacked.
 
     Returns:
         The open archive.
 
     Raises:
         LoadError: the file is broken, truncated or empty; an entry points outside the archive, occurs twice, is
-            encrypted or is a bomb.
+            encrypted or is a zip bomb.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -271,10 +271,10 @@ def read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
 
 
 def hash_model_files(path: Path) -> str:
-    """Hash a model: a file, an index with the shards beside it, or a folder.
+    """Hash a model: a file, an index with the shards in its folder, or a folder.
 
-    The hash of a folder covers names and bytes of its files in the order of their names. Top-level bookkeeping of git
-    and huggingface_hub differs from copy to copy of one model, so it is left out.
+    The hash of a folder covers names and bytes of its files in the order of their names. The top-level folders of git
+    and huggingface_hub differ between copies of the same model, so they are left out.
 
     Returns:
         SHA-256 as hex digits.

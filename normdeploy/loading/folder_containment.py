@@ -1,8 +1,8 @@
 """Check that a Hugging Face folder refers only to regular files inside it.
 
-transformers joins any name in the shard index or the config to the folder's path and opens the result. That may be
-another user's file or an endless device. A snapshot in huggingface_hub's cache consists of links into ``blobs`` of its
-own repository, which count as inside.
+transformers joins any name in the shard index or the config to the folder's path and opens the result. Such a path may
+lead to another user's file or to an endless device. A snapshot in huggingface_hub's cache consists of links to the
+folder ``blobs`` of the same repository. Files there count as inside.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 from ..errors import LoadError
 from .file_kinds import BOOKKEEPING
 
-# The largest index of a public model has 90,000 tensors and 9 MB.
+# Maximum size in bytes of an index or config. The largest index of a public model has 90,000 tensors and 9 MB.
 _MOST = 100 << 20
 _LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?|experts)$")
 _LABELS = re.compile(r"^num_labels$")
-# The largest public classifiers have about 20,000.
+# Maximum number of labels. The largest public classifiers have about 20,000 labels.
 _MOST_LABELS = 2**20
 _READ = (".json", ".safetensors", ".bin", ".txt", ".model", ".h5", ".msgpack")
 
 
 def require_contained_files(folder: Path) -> None:
-    """Require that every file of the folder, and every file that its config or an index names, lies inside it.
+    """Require that every file of the folder, and every file that its config or an index names, is inside the folder.
 
     Raises:
-        LoadError: a file points outside, is not a regular file, or a file list can't be read.
+        LoadError: a file is outside the folder or not a regular file, or a list of files can't be read.
     """
     roots = _allowed_roots(folder)
     for file in _iter_folder_files(folder):
@@ -51,10 +51,10 @@ def indexed_shards(index: Path) -> list[Path]:
     """Read the shards that a safetensors index names.
 
     Returns:
-        Sorted paths of the shards, beside the index.
+        Sorted paths of the shards, which are in the folder of the index.
 
     Raises:
-        LoadError: the index names no shards, or a shard is missing or lies elsewhere.
+        LoadError: the index names no shards, or a shard is missing or in another folder.
     """
     names = sorted(set(map(str, _referenced_file_names(index, "weight_map"))))
     if not names:
@@ -95,10 +95,11 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
-    """Require plausible numbers of layers and labels, because transformers creates each before it reads the weights.
+    """Require plausible numbers of layers and labels, because transformers creates all of them before it reads the
+    weights.
 
-    The number of layers may not exceed the number of weight tensors, since each layer has a tensor of its own. Models
-    that reuse layers are the exception; none of them has 1000, so up to 1000 layers are always allowed.
+    The number of layers may not exceed the number of weight tensors, since each layer has its own tensor. Models that
+    reuse layers are exceptions, but they have fewer than 1000 layers. So up to 1000 layers are always allowed.
 
     Raises:
         LoadError: a number is too large.
@@ -119,7 +120,9 @@ def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _iter_config_counts(config: dict[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[str, int]]:
-    """Yield each matching key of the config and its parts with its count, or with the sum of several."""
+    """Yield (key, count) for each matching key of the config and its parts. If the value is a list, the count is the
+    sum of its numbers.
+    """
     stack: list[Any] = [config]
     while stack:
         item = stack.pop()
@@ -143,14 +146,15 @@ def _count_weight_tensors(folder: Path) -> int:
         if file.suffix == ".safetensors" and file.is_file():
             with file.open("rb") as stream:
                 header = stream.read(min(int.from_bytes(stream.read(8), "little"), _MOST))
-            # Each tensor has its offsets in the header.
+            # The header contains one such entry for each tensor.
             count += header.count(b'"data_offsets"')
         elif file.suffix == ".bin" and file.is_file():
             try:
                 with zipfile.ZipFile(file) as archive:
                     count += len(archive.namelist())
             except (zipfile.BadZipFile, OSError, ValueError):
-                # The legacy format has no table of contents; a tensor takes at least this many bytes of its pickle.
+                # The legacy format has no table of contents, so the count is estimated: each tensor takes at least 64
+                # bytes of the pickle.
                 count += file.stat().st_size // 64
     return count
 
@@ -164,7 +168,9 @@ def _allowed_roots(folder: Path) -> list[Path]:
 
 
 def _iter_folder_files(folder: Path) -> Iterator[Path]:
-    """Yield links anywhere in the folder, since they are hashed too, and top-level files that transformers may open."""
+    """Yield all links in the folder, because they are hashed too, and the top-level files that transformers may
+    open.
+    """
     for path in folder.rglob("*"):
         top = path.relative_to(folder).parts[0]
         if top not in BOOKKEEPING and (path.is_symlink() or (path.parent == folder and path.suffix in _READ)):
@@ -172,8 +178,8 @@ def _iter_folder_files(folder: Path) -> Iterator[Path]:
 
 
 def _referenced_file_names(file: Path, key: str) -> list[str]:
-    """Return the distinct file names that an index or a config has under ``key``: a single name or a mapping's
-    values.
+    """Return the distinct file names that an index or a config has under ``key``. The value is a single name or a
+    mapping to names.
     """
     given = read_json(file).get(key)
     if given is None:
@@ -192,7 +198,7 @@ def _require_inside_roots(file: Path, folder: Path, roots: list[Path], why: str)
         target = file.resolve()
         status = target.stat()
     except (FileNotFoundError, NotADirectoryError):
-        # transformers reports missing files.
+        # The file is missing, which transformers reports.
         status = None
     except (OSError, RuntimeError, ValueError) as error:
         raise LoadError(f"{file} can't be read: {error}") from error

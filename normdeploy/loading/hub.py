@@ -14,15 +14,14 @@ from .torch_pickles import first_line
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
-# Neither pickles nor code.
+# Patterns of the files that are downloaded. They match neither pickles nor code.
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]
-# Time limit for an answer of the Hub.
+# Maximum seconds until the Hub answers.
 _SECONDS = 10
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Return whether ``source`` has the form ``org/name`` and is not a local path: neither it nor a folder ``org``
-    exists.
+    """Return whether ``source`` has the form ``org/name``, and neither this path nor a folder ``org`` exists.
 
     Returns:
         False also for a name with the suffix of a model file.
@@ -35,12 +34,13 @@ def is_hub_id(source: str | Path) -> bool:
 def resolve_model_path(source: str | Path) -> Path:
     """Resolve a model's name or path: a Hub id to its folder, ``my_model.py:Net`` to its file.
 
-    The cache comes first. A model that is not in it is downloaded, without pickles and code (only JSON, text,
-    ``*.model`` and safetensors files). Nothing is downloaded if huggingface_hub is offline (HF_HUB_OFFLINE) or the Hub
-    does not answer within ten seconds.
+    A Hub id is first looked up in the cache. A model that is not in the cache is downloaded, without pickles and code
+    (only JSON, text, ``*.model`` and safetensors files). Nothing is downloaded if huggingface_hub is offline
+    (HF_HUB_OFFLINE) or the Hub does not answer within ten seconds.
 
     Returns:
-        Path of a file or folder; any other path unchanged.
+        Path of a file or folder. A path that is neither a Hub id nor of the form ``my_model.py:Net`` is returned
+        unchanged.
 
     Raises:
         LoadError: the model is not in the cache and can't be downloaded.
@@ -63,7 +63,7 @@ def resolve_model_path(source: str | Path) -> Path:
         huggingface_hub.HfApi().model_info(name, timeout=_SECONDS)
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_WANTED, etag_timeout=_SECONDS))
     except Exception as error:
-        # Offline, unknown, gated or unreachable: the errors come from several libraries.
+        # The Hub is offline or unreachable, or the model is unknown or gated. The errors come from several libraries.
         first = first_line(error, "")
         raise LoadError(
             f"{name} is neither a local file or folder nor a model in huggingface_hub's cache, and it can't be "
@@ -77,7 +77,7 @@ def _find_cached_folder(huggingface_hub: object, name: str) -> Path | None:
     try:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]
     except Exception:
-        # The model is not cached: LocalEntryNotFoundError, HFValidationError, and others.
+        # The model is not in the cache. The error may be LocalEntryNotFoundError, HFValidationError or any other error.
         return None
     weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     if (folder / "config.json").is_file() and weights:

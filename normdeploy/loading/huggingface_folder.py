@@ -1,4 +1,4 @@
-"""Load a Hugging Face model folder with transformers: the class that its config or the task names, in eval mode."""
+"""Load a Hugging Face model folder with transformers, in eval mode. The config or the task determines the class."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from .huggingface_tasks import HuggingfaceTask, find_task, require_part_name
 from .torch_pickles import first_line
 from .torch_state import silence_logger
 from .traceable_models import TraceableModel, prepare_model
+from .transformers_switches import set_traceable_switches
 
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """Model of a folder, or a part of it, ready to be traced.
+    """Model of a folder, or a part of the model, ready to be traced.
 
     Attributes:
-        missing: parameters of the module without weights in the folder; transformers fills them with random numbers.
+        missing: parameters of the module for which the folder has no weights. transformers fills them with random
+            numbers.
     """
 
     prepared: TraceableModel
@@ -34,10 +36,10 @@ class PreparedFolder:
 
 @dataclass(frozen=True)
 class HuggingfaceFolder:
-    """Model of a folder as its class made it.
+    """Model of a folder, not yet prepared for tracing.
 
     Attributes:
-        missing: parameters and buffers without weights in the folder.
+        missing: parameters and buffers for which the folder has no weights.
     """
 
     path: Path
@@ -48,7 +50,8 @@ class HuggingfaceFolder:
     def prepare_part(self, part: str | None) -> PreparedFolder:
         """Prepare the model or a part of it for tracing.
 
-        Trace it before another part is prepared: all parts are the same module with another ``forward``.
+        Trace a part before the next part is prepared, because all parts are the same module with different ``forward``
+        functions.
 
         Returns:
             The prepared part.
@@ -57,7 +60,7 @@ class HuggingfaceFolder:
             InputError: the model has no such part, or no past.
         """
         for module in self.model.modules():
-            # Remove the forward of the previous part.
+            # Remove the forward that an earlier part set.
             module.__dict__.pop("forward", None)
         lacking = {id(t) for name, t in _named_tensors(self.model) if name in self.missing}
         ready = prepare_model(self.model, self.path, self.task, part)
@@ -65,11 +68,11 @@ class HuggingfaceFolder:
 
 
 def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str | None = None) -> PreparedFolder:
-    """Load the model of the folder and prepare it or a part of it.
+    """Load the model of the folder, and prepare the model or a part of it for tracing.
 
     Args:
         task: as for ``load_folder_model``.
-        part: of an encoder-decoder, "encoder", "decoder" or "decoder-with-past"; None: the whole model.
+        part: part of an encoder-decoder: "encoder", "decoder" or "decoder-with-past". None takes the whole model.
 
     Returns:
         The prepared model.
@@ -86,8 +89,8 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
     """Load the model of the folder. Nothing is downloaded, and the folder's code runs only with ``trust``.
 
     Args:
-        task: selects the class of transformers, the inputs and the outputs (`huggingface_tasks`); None: the config's
-            class and all outputs.
+        task: name of a task, which determines the class of transformers, the inputs and the outputs
+            (`huggingface_tasks`). None takes the config's class and all outputs.
 
     Returns:
         The model in eval mode.
@@ -115,35 +118,24 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
             f"{path} is a Hugging Face folder, but transformers is not installed: pip install transformers, or "
             "export the model once and pass the .pt2 file"
         )
-    # Set explicitly: otherwise transformers asks at the terminal about every file of the folder that names code.
+    # If trust_remote_code is not set, transformers asks at the terminal whether to run the code that a file of the
+    # folder names.
     options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
     model, missing = _load_pretrained(path, _candidate_classes(config, wanted), wanted, options)
-    # A decoder inside may have its own config.
-    for module in model.modules():
-        if hasattr(getattr(module, "config", None), "use_cache"):
-            # Tasks and parts with a past turn the cache on again.
-            module.config.use_cache = False  # type: ignore[union-attr]
-    if _has_attention_bias(config) and callable(choose := getattr(model, "set_attn_implementation", None)):
-        choose("eager")
+    # The cache of keys and values is off. Tasks and parts with a past turn it on again.
+    set_traceable_switches(model)
     return HuggingfaceFolder(path, model.eval(), wanted, missing)
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, Any]]:
-    """List parameters and buffers under all their names; a part uses other names than the whole model."""
+    """List parameters and buffers under all their names, because a part uses other names than the whole model."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def _has_attention_bias(config: dict[str, Any]) -> bool:
-    """Return whether the attention adds a bias to the scores (T5, Swin).
-
-    torch's exporter can't decompose its fused attention with a mask of numbers for a dynamic batch ("Cannot view a
-    tensor with shape ...").
-    """
-    return "relative_attention_num_buckets" in config or str(config.get("model_type", "")).startswith("swin")
-
-
 def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> list[Any]:
-    """Return the classes to try, in order: the task's classes, else the config's class or AutoModel."""
+    """Return the classes to try, in order. They are the task's classes; without a task, the config's class or
+    AutoModel.
+    """
     import transformers
 
     if task is not None:
@@ -152,7 +144,7 @@ def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> 
         named = _import_class(transformers, (config.get("architectures") or [""])[0])
     else:
         named = None
-    # A tokenizer or processor of this name would load other files of the folder.
+    # The config may also name the class of a tokenizer or processor, which would load other files of the folder.
     known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return [named if known else transformers.AutoModel]
 
@@ -162,7 +154,7 @@ def _import_class(library: Any, name: str) -> Any:
     try:
         return getattr(library, name)
     except Exception:
-        # transformers imports a class with its requirements on first access and raises errors of any type.
+        # transformers imports a class and its requirements at the first access, and may raise errors of any type.
         return None
 
 
@@ -178,7 +170,7 @@ def _load_pretrained(
                 )
             return model, frozenset(info["missing_keys"])
         except Exception as failure:
-            # transformers' errors share no base class: OSError, ValueError, SafetensorError, and others.
+            # The errors of transformers share no base class: OSError, ValueError, SafetensorError, and others.
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
     if error is None:
@@ -198,7 +190,7 @@ def _load_pretrained(
 
 @contextlib.contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Keep transformers' progress bar and weight table off the terminal: the names in it are untrusted."""
+    """Discard transformers' progress bar and table of weights, because the names in the table are untrusted."""
     bars: Any = sys.modules.get("transformers.utils.logging")
     shown = bars is not None and bars.is_progress_bar_enabled()
     if shown:
@@ -220,12 +212,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _config_code_files(path: Path, config: dict[str, Any]) -> list[str]:
-    """Return the Python files that the config's ``auto_map`` names, in quotes, since a name may read like a sentence.
+    """Return the Python files that the config's ``auto_map`` names, in quotes, because an untrusted name may look like
+    a sentence of the message.
 
-    A class is named ``file.Class`` or ``owner/repository--file.Class``, or is an entry of a list that may contain None.
+    An entry of ``auto_map`` is ``file.Class``, ``owner/repository--file.Class``, or a list of such names and None.
 
     Raises:
-        LoadError: an entry has another form.
+        LoadError: an entry does not have one of these forms.
     """
     named = config.get("auto_map") or {}
     if isinstance(named, dict):

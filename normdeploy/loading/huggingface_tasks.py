@@ -1,7 +1,7 @@
-"""Define the tasks of Hugging Face models: the class to load, and the inputs and outputs that users know.
+"""Define the tasks of Hugging Face models. A task determines the class to load, the inputs and the outputs.
 
-Names of tasks, inputs and outputs are those of the optimum library's ONNX export (its ``TasksManager`` and
-``model_configs.py``), so that code written for its files also runs on ours.
+Tasks, inputs and outputs have the same names as in the ONNX export of the optimum library (``TasksManager`` and
+``model_configs.py``). So code that was written for optimum's files also runs on files of this project.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HuggingfaceTask:
     Attributes:
         loaders: classes of transformers to try, in this order.
         outputs: outputs to keep; () keeps all.
-        past: include the cache of a decoder in inputs and outputs.
+        past: True to include a decoder's cache of keys and values in inputs and outputs.
     """
 
     name: str
@@ -63,7 +63,7 @@ _SYNONYMS = {
     "translation": "text2text-generation",
     "image-segmentation": "semantic-segmentation",
 }
-# part -> the file name that optimum's classes look for
+# Part -> the file name that optimum's classes look for.
 PART_FILES = {
     "encoder": "encoder_model.onnx",
     "decoder": "decoder_model.onnx",
@@ -100,7 +100,7 @@ def require_part_name(part: str) -> str:
         ``part`` unchanged.
 
     Raises:
-        InputError: the part does not exist, or it is "all", which is not a single model.
+        InputError: the part does not exist, or ``part`` is "all", which is not a single model.
     """
     if part == ALL_PARTS:
         raise InputError(

@@ -1,6 +1,6 @@
-"""Find buffers and inputs that forward writes to.
+"""Find the buffers and inputs that forward changes.
 
-A file computes one run: it keeps nothing for the next run and does not change its inputs.
+An ONNX file can't express such writes: it keeps no values for the next run and does not change its inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["buffer_write_notes", "find_written_buffers", "input_write_notes", "r
 
 
 def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
-    """Write a note for each buffer that forward writes to.
+    """Write a note for each buffer that forward changes.
 
     Args:
         buffers: paths of the buffers.
@@ -61,7 +61,7 @@ def input_write_notes(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def find_written_buffers(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Find the buffers and constants that the graph writes to, also through views.
+    """Find the buffers and constants that the graph changes, directly or through views.
 
     Returns:
         Their paths.
@@ -80,7 +80,7 @@ def find_written_buffers(program: torch.export.ExportedProgram) -> tuple[str, ..
 
 
 def _iter_written_placeholders(program: torch.export.ExportedProgram, names: Collection[str]) -> Iterator[str]:
-    """Yield the placeholders among ``names`` that the graph writes to, also through views."""
+    """Yield the placeholders among ``names`` that the graph changes, directly or through views."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             for given, argument in zip(node.args, node.target._schema.arguments, strict=False):
@@ -89,7 +89,7 @@ def _iter_written_placeholders(program: torch.export.ExportedProgram, names: Col
 
 
 def _iter_memory_owners(given: Any) -> Iterator[str]:
-    """Yield the names of the given tensors and of the tensors that they are views of."""
+    """Yield the names of the given tensors, and of the tensors whose memory they view."""
     for node in given if isinstance(given, list | tuple) else [given]:
         while isinstance(node, torch.fx.Node):
             yield node.name
@@ -97,7 +97,7 @@ def _iter_memory_owners(given: Any) -> Iterator[str]:
             aliases = isinstance(target, torch._ops.OpOverload) and any(
                 result.alias_info is not None for result in target._schema.returns
             )
-            # An item of a list of views, as split and unbind return it.
+            # The node takes an item from a list of views. split and unbind return such lists.
             item = getattr(target, "__name__", "") == "getitem"
             if (aliases or item) and node.args:
                 node = node.args[0]
@@ -107,12 +107,12 @@ def _iter_memory_owners(given: Any) -> Iterator[str]:
 
 @contextmanager
 def record_buffer_assignments(module: nn.Module) -> Iterator[dict[str, None]]:
-    """Record buffers of ``module`` that are assigned another tensor within the context.
+    """Record the buffers of ``module`` to which another tensor is assigned within the context.
 
     torch.export drops such an assignment silently.
 
     Yields:
-        Paths of the buffers as dict keys, filled while the context runs.
+        Dict whose keys are the paths of these buffers. It is filled while the context runs.
     """
     found: dict[str, None] = {}
     paths = {id(part): path for path, part in module.named_modules()}

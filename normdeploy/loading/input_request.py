@@ -1,6 +1,6 @@
 """Parse the user's inputs and dims: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
-    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the brackets of the shape are literal; the default DTYPE is float32
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the brackets around the DIMs are literal; the default DTYPE is float32
     DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic
 
 One name means one size everywhere. The range is half-open for integers: {0:30522} are the ids 0 to 30521.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..dtypes import normalize_dtype
@@ -34,11 +34,13 @@ class InputRequest:
     """Inputs and dims that the user stated.
 
     Attributes:
-        inputs: in the user's order; the dtype is "" if it was omitted.
+        inputs: the inputs in the user's order. The dtype of an input is "" if the user omitted it.
         dims: dynamic dims by name.
         stated: names of dims with a stated range.
-        sources: for some other dims, the source of their largest size.
-        single: dims whose range is one size; they are static in ``inputs``.
+        sources: dim name -> source of the dim's largest size, for dims without a stated range whose limit is known.
+        single: dims whose range is a single size. They are static in ``inputs``.
+        assumed: dims that normdeploy named in inputs that it derived itself. The user does not need them to be dynamic.
+        fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -46,6 +48,13 @@ class InputRequest:
     stated: frozenset[str]
     sources: dict[str, str] = field(default_factory=dict)
     single: dict[str, Dim] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    fixed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def demanded(self) -> frozenset[str]:
+        """Return the dims whose range the user stated; the model must take all of it."""
+        return self.stated - self.assumed
 
     def with_dims(self, dims: dict[str, Dim]) -> InputRequest:
         """Copy the request with other ranges of dims.
@@ -55,6 +64,26 @@ class InputRequest:
         """
         return replace(self, inputs=tuple(wish.with_ranges_of(dims) for wish in self.inputs), dims=dims)
 
+    def with_fixed_dims(self, sizes: Mapping[str, int], note: str) -> InputRequest:
+        """Make assumed dims static.
+
+        Args:
+            sizes: dim name -> its only size.
+            note: for the user, about all of them.
+
+        Returns:
+            The changed copy.
+        """
+        static = {name: Dim.from_size(size) for name, size in sizes.items()}
+        return replace(
+            self,
+            inputs=tuple(wish.with_ranges_of(static) for wish in self.inputs),
+            dims={name: dim for name, dim in self.dims.items() if name not in sizes},
+            stated=self.stated - sizes.keys(),
+            assumed=self.assumed - sizes.keys(),
+            fixed=self.fixed | dict.fromkeys(sizes, note),
+        )
+
 
 def parse_input_request(
     inputs: Sequence[str], dims: Sequence[str], names: Collection[str] = (), dim_names: Collection[str] | None = None
@@ -62,14 +91,15 @@ def parse_input_request(
     """Parse the values of --input and --dim.
 
     Args:
-        names: inputs of an ONNX file, whose names may be any text ("x:0").
-        dim_names: dims of these inputs, also any text ("unk-1"); None for identifiers only.
+        names: names of an ONNX file's inputs, which may be any text ("x:0").
+        dim_names: names of the dims of these inputs, which may also be any text ("unk-1"). None allows only
+            identifiers.
 
     Returns:
-        The request; dims without a stated range have default sizes.
+        The request, in which dims without a stated range have default sizes.
 
     Raises:
-        InputError: a value can't be parsed, or two contradict each other.
+        InputError: a value can't be parsed, or two values contradict each other.
     """
     ranges: dict[str, Dim] = {}
     for text in dims:
@@ -88,7 +118,7 @@ def parse_input_request(
 
 
 def dynamic_dim_names(wishes: Sequence[InputSpec]) -> list[str]:
-    """List the names of the dynamic dims; a sum counts by its terms.
+    """List the names of the dynamic dims. A dim that is a sum contributes its terms.
 
     Returns:
         Names without repetition.
@@ -97,7 +127,7 @@ def dynamic_dim_names(wishes: Sequence[InputSpec]) -> list[str]:
 
 
 def _make_single_sizes_static(wishes: InputRequest) -> InputRequest:
-    """Make dims static whose range is one size."""
+    """If the range of a dim is a single size, make the dim static."""
     single = {name: Dim.from_size(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
     inputs = tuple(wish.with_ranges_of(single) for wish in wishes.inputs)
     dims = {name: dim for name, dim in wishes.dims.items() if name not in single}
@@ -158,7 +188,7 @@ def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_
 
 
 def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:
-    """Split an input into its name and the rest; among a file's names, the longest that fits is taken."""
+    """Split the text of an input into its name and the rest. If several of a file's names fit, the longest is taken."""
     bare = text.strip()
     for name in sorted(names, key=len, reverse=True):
         if bare.startswith(name) and (rest := _REST.fullmatch(bare[len(name) :])) is not None:

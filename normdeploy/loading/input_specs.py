@@ -12,6 +12,7 @@ from ..graphs.index_bounds import IndexLimit
 from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .attention_masks import find_attention_masks
 from .config_limits import OPEN
+from .dim_constraints import FixedDimError
 from .input_request import InputRequest
 from .program_bounds import find_program_bounds
 from .program_signature import InputPlaceholder, dtype_name, find_placeholders
@@ -20,7 +21,7 @@ from .shape_expressions import SizeGuard, split_words
 _DTYPES = split_words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")
 # Largest size of a dim in ONNX.
 _LARGEST = 2**63 - 1
-# Number of sizes tried when a min or max must move to satisfy the program's conditions.
+# Maximum number of sizes to try when a min or max must change to satisfy the program's conditions.
 _SEARCH = 4096
 
 
@@ -33,17 +34,17 @@ def build_input_specs(
     fresh: bool,
     names: Sequence[Mapping[int, str]] = (),
 ) -> tuple[tuple[InputSpec, ...], dict[str, str]]:
-    """Describe the program's tensor inputs, with names and ranges from the user if the program allows them.
+    """Describe the program's tensor inputs, with the user's names and ranges as far as the program allows them.
 
     Args:
-        matched: the stated input, or None, for each tensor input.
-        fresh: the program was just exported for this request, so its dims apply even without a stated range; otherwise
-            the sizes that the program was exported with apply.
-        names: names of the dims of inputs that the user did not state, if known.
+        matched: stated input or None, for each tensor input.
+        fresh: True if the program was just exported for this request. Then the request's dims apply even if their
+            ranges are not stated. Otherwise the sizes of the program's own export apply.
+        names: known names of dims, for inputs that the user did not state.
 
     Returns:
-        The inputs, and dim name -> the source of its largest size, for dims whose largest size neither the user nor a
-        saved program states.
+        The inputs, and dim name -> source of the largest size. A dim is missing from this mapping if the user or a
+        saved program states its largest size.
 
     Raises:
         InputError: the request contradicts the program.
@@ -66,7 +67,7 @@ def build_input_specs(
         name: _derive_range(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()
     }
     dims = {name: dim for name, (dim, _) in ranged.items()}
-    dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.stated)
+    dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.demanded)
     dims |= {name: dim.with_ranges_of(dims) for name, dim in sums.items()}
     specs = tuple(
         _build_input_spec(
@@ -82,12 +83,12 @@ def build_input_specs(
     return specs, {name: source for name, (_, source) in ranged.items() if source}
 
 
-# Sizes, with a name for each dynamic dim.
+# Size of each static dim, name of each dynamic dim.
 Shape = list[str | int]
 
 
 def _name_shape(tensor: InputPlaceholder, wish: InputSpec | None, hints: Mapping[int, str]) -> Shape:
-    """Name the dims of an input; a dim without a name is written as "?" and its expression, and is named later."""
+    """Name the dims of an input. A dim without a name is written as "?" and its expression, and gets its name later."""
     shape = [tensor.dim_size(index) for index in range(tensor.value.dim())]
     sizes: Shape = [size if isinstance(size, int) else str(size) for size in shape]
     if wish is None:
@@ -111,9 +112,10 @@ def _name_shape(tensor: InputPlaceholder, wish: InputSpec | None, hints: Mapping
 def _match_dim(tensor: InputPlaceholder, wish: InputSpec, index: int, dim: Dim, size: str | int) -> str | int:
     where = f"dim {index} of the input {wish.name!r}"
     if dim.name is not None and isinstance(size, int):
-        raise InputError(
+        raise FixedDimError(
             f"the dim {dim.name!r} ({where}) was requested as dynamic ({dim}), but the program has the fixed size "
-            f"{size}: write {size} instead, or export the program again with that dim dynamic"
+            f"{size}: write {size} instead, or export the program again with that dim dynamic",
+            dim.name,
         )
     if dim.name is None and isinstance(size, str):
         raise InputError(
@@ -130,8 +132,8 @@ def _format_sizes(sizes: Shape) -> str:
 
 
 def _group_symbols_by_name(tensors: list[InputPlaceholder], shapes: list[Shape]) -> dict[str, dict[Any, int | None]]:
-    """Map each dim name to its sizes (sympy) and their example sizes; unnamed dims become d0, d1, ... in ``shapes``
-    too.
+    """Map each dim name to its sizes as sympy expressions and to its example sizes. Unnamed dims get the names d0, d1,
+    ..., also in ``shapes``.
     """
     named: dict[str, dict[Any, int | None]] = {}
     bearers: dict[Any, str] = {}
@@ -176,10 +178,11 @@ def _derive_range(
     fresh: bool,
     limits: Mapping[Any, IndexLimit],
 ) -> tuple[Dim, str]:
-    """Derive a dim's range: the stated one, checked against the program and its tables, or as wide as those allow.
+    """Derive a dim's range. A stated range is checked against the program and its tables; otherwise the range is as
+    wide as the program and its tables allow.
 
     Returns:
-        The dim, and the source of its largest size, "" if the user or a saved program stated it.
+        The dim, and the source of its largest size; "" if the user or a saved program states that size.
     """
     low = 0
     high = None
@@ -190,7 +193,7 @@ def _derive_range(
         if constraint is not None:
             low = max(low, int(constraint.lower))
             upper = int(constraint.upper) if constraint.upper.is_Integer else None
-            # Every size is below this bound, so it does not limit anything.
+            # No size exceeds `_LARGEST`, so a larger upper bound has no effect.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
                 high = upper
@@ -215,7 +218,7 @@ def _derive_range(
             best = example or max(low, DEFAULT_SIZES[1])
         wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
         source = source if high is not None else "no known limit"
-    if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
+    if name in wishes.demanded and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(
             f"the dim {wished} exceeds the model's range {low} to "
             f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
@@ -233,7 +236,7 @@ def _guard_finder(
 ) -> Callable[[dict[str, int]], SizeGuard | None]:
     """Make a function that finds the first condition that fails at given sizes of the dims.
 
-    Conditions that two sizes differ are ignored: torch records them if sizes happened to differ while tracing.
+    Conditions that two sizes differ are ignored. torch records such a condition only because the example sizes differ.
     """
     owners: dict[tuple[str, int], str | int] = {
         (path, i): name
@@ -254,8 +257,8 @@ def _guard_finder(
 def _fit_ranges_to_guards(
     dims: dict[str, Dim], find_broken_guard: Callable[[dict[str, int]], SizeGuard | None], stated: Container[str]
 ) -> dict[str, Dim]:
-    """Move the ends of unstated ranges to sizes that satisfy the program's conditions; a stated range must satisfy
-    them.
+    """Move the ends of unstated ranges to sizes that satisfy the program's conditions. A stated range must satisfy them
+    already.
     """
     best = {name: dim.opt for name, dim in dims.items()}
     for name, dim in dims.items():

@@ -1,8 +1,8 @@
 """Convert transformers' key-value caches to tensors and back while a model is traced.
 
-A layer's cache is a pair of tensors [batch, heads, length, head size]; torch.export takes tensors, not caches. The
-names are those of optimum: input ``past_key_values.0.key`` and output ``present.0.key``. With an encoder they are
-``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
+The cache of one layer is a pair of tensors [batch, heads, length, head size]. torch.export takes tensors, not cache
+objects. The tensors have the same names as in optimum: input ``past_key_values.0.key`` and output ``present.0.key``.
+In an encoder-decoder, the names are ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def cache_tensor_names(prefix: str, layers: int, side: str = "") -> list[str]:
-    """Build the tensors' names.
+    """Build the names of a cache's tensors.
 
     Returns:
-        ``prefix.0.key``, ``prefix.0.value``, ``prefix.1.key``, ...; with a side ``prefix.0.decoder.key``, ....
+        ``prefix.0.key``, ``prefix.0.value``, ``prefix.1.key``, ...; with the ``side`` "decoder",
+        ``prefix.0.decoder.key``, ....
     """
     if side:
         inner = f".{side}"
@@ -36,7 +37,7 @@ def pair_keys_values(tensors: Sequence[torch.Tensor]) -> list[Pair]:
     """Pair keys and values.
 
     Args:
-        tensors: in the order of ``cache_tensor_names``.
+        tensors: keys and values in the order of ``cache_tensor_names``.
 
     Returns:
         One (key, value) for each layer.
@@ -51,7 +52,8 @@ def flatten_cache(cache: Any) -> list[torch.Tensor]:
         Tensors in the order of ``cache_tensor_names``.
 
     Raises:
-        ExportError: a layer holds something else (the state of a recurrent layer, a quantized cache).
+        ExportError: a layer's cache is not a pair of tensors, but for example the state of a recurrent layer or a
+            quantized cache.
     """
     tensors: list[torch.Tensor] = []
     for layer in _cache_layers(cache):
@@ -77,7 +79,7 @@ def _cache_layers(cache: Any) -> Sequence[Any]:
 
 
 def make_cache(past: Sequence[Pair]) -> Any:
-    """Make a cache that contains ``past``; new tokens are appended to it, for any length including 0.
+    """Make a cache that contains ``past``, whose length may be 0. The model appends new tokens to the cache.
 
     Returns:
         A DynamicCache.
@@ -94,10 +96,11 @@ def _prefilled_layer_class() -> type:
     from transformers.cache_utils import DynamicLayer
 
     class PrefilledLayer(DynamicLayer):  # type: ignore[misc]
-        """Full layer that starts with given keys and values.
+        """Layer of a cache that starts with given keys and values.
 
-        transformers' own layer checks whether it is empty, which a trace would keep as a condition on its length. Its
-        layer with a sliding window would keep its counter as a constant. The mask applies the window.
+        transformers' own layer checks whether its cache is empty, and a trace would keep the result as a condition on
+        the length. In transformers' layer with a sliding window, a trace would keep the counter of tokens as a
+        constant. The window itself is applied by the mask.
         """
 
         def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -6,16 +6,24 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ExportError, InputError, LoadError, NormdeployError
-from ..model import LoadedModel
+from ..model import InputSpec, LoadedModel
 from .config_limits import widen_unstated_dims
-from .dim_constraints import describe_unsolved_dims, describe_violation, narrow_ranges, raise_above_excluded
+from .default_inputs import choose_fixed_size
+from .dim_constraints import (
+    FixedDimError,
+    describe_unsolved_dims,
+    make_violation_error,
+    narrow_ranges,
+    raise_above_excluded,
+)
 from .eager_failures import describe_failure
 from .example_call import (
     ExampleCall,
@@ -35,15 +43,17 @@ from .program_file import find_live_guards
 from .program_signature import name_outputs
 from .recurrent_ops import keep_recurrent_ops
 from .size_conditions import TracedConditions, record_conditions
+from .symbolic_len import trace_len_symbolically
 from .torch_func import inline_vmap, is_derivative_failure, make_derivative_error
 from .torch_pickles import first_line
 from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
+from .transformers_switches import set_traceable_switches
 
-# The wrapper of torch.compile is recognized by its child _orig_mod.
+# Wrapper classes of torch. The wrapper of torch.compile is not listed, because it is recognized by its child _orig_mod.
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-# Number of exports to try, each with ranges narrowed as the previous error suggested.
+# Maximum number of exports to try. Each uses the ranges that the previous error suggests.
 _ATTEMPTS = 4
 
 
@@ -58,20 +68,21 @@ def from_module(
     eval: bool = False,
     shared: bool = False,
 ) -> LoadedModel:
-    """Trace a copy of a live module; the module, its tensors and its flags are not changed.
+    """Trace a copy of a live module. The module, its tensors and its flags are not changed.
 
     Args:
-        module: in eval mode, unless ``eval``.
-        args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping
-            holds keyword arguments if it fits forward's parameters, else it is the one argument. Without args and
-            kwargs, examples are made from ``inputs``.
+        module: the module. It must be in eval mode, unless ``eval`` is True.
+        args: example positional arguments (tensors, nested containers, plain values), or a single tensor. A mapping
+            that fits forward's parameters is taken as keyword arguments, any other mapping as the only argument.
+            Without args and kwargs, examples are made from ``inputs``.
         kwargs: example keyword arguments.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        dynamic_shapes: as for ``torch.export.export``, instead of names in ``inputs``.
-        inputs: dtypes, shapes and dynamic dims of the tensors, ``ids:int64[batch,seq]{0:30522}``. Use the names of
-            forward's parameters, or state all inputs in order under new names.
-        eval: switch the copy to eval mode.
-        shared: let the copy's parameters share the module's memory; finish before the module changes.
+        dynamic_shapes: dynamic dims as for ``torch.export.export``, instead of names in ``inputs``.
+        inputs: dtypes, shapes and dynamic dims of the tensors, such as ``ids:int64[batch,seq]{0:30522}``. Use the names
+            of forward's parameters, or state all inputs in order under new names.
+        eval: True switches the copy to eval mode.
+        shared: True lets the copy's parameters share the module's memory. The module must then not change while the
+            traced model is used.
 
     Returns:
         The traced model.
@@ -99,7 +110,7 @@ def unwrap_module(module: nn.Module) -> nn.Module:
         The wrapped module, or ``module`` itself.
 
     Raises:
-        LoadError: it is TorchScript.
+        LoadError: the module is TorchScript.
     """
     while isinstance(module, _WRAPPERS) or "_orig_mod" in getattr(module, "_modules", {}):
         if isinstance(module, _WRAPPERS):
@@ -118,8 +129,8 @@ def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
     """Copy a module to the CPU.
 
     Args:
-        shared: let the copy's parameters, but not its buffers, share ``module``'s memory; for callers that do not run
-            it.
+        shared: True lets the copy's parameters, but not its buffers, share ``module``'s memory. It is for callers that
+            do not run the copy.
 
     Returns:
         The copy.
@@ -160,7 +171,7 @@ def trace_module(
     eval_mode: bool = False,
     kind: str,
 ) -> LoadedModel:
-    """Trace a module in place, as ``from_module`` does with a copy; the module may be changed.
+    """Trace a module as ``from_module`` does, but without a copy. The module may be changed.
 
     Args:
         kind: kind of the model's source, for messages.
@@ -169,7 +180,8 @@ def trace_module(
         The traced model.
     """
     refuse_integer_modules(module)
-    # If an attention requires gradients, torch 2.13 traces views that it then can't decompose.
+    set_traceable_switches(module)
+    # Gradients are off: if an attention requires gradients, torch 2.13 traces views that it then can't decompose.
     module.requires_grad_(False)
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
@@ -180,7 +192,7 @@ def trace_module(
             "dynamic_shapes were passed without example arguments: also pass args or kwargs, or name the dims in inputs"
         )
     used = dynamic_dim_names(wishes.inputs)
-    # Without any input, the example call reports the missing inputs instead.
+    # Without any input, the example call below reports the missing inputs.
     described = wishes.inputs or args or kwargs
     if described and (unknown := sorted(wishes.dims.keys() - set(used))):
         raise InputError(
@@ -188,26 +200,123 @@ def trace_module(
             f"{', '.join(dict.fromkeys(used)) or 'none'}"
         )
     with record_buffer_assignments(module) as replaced:
-        if args or kwargs:
-            call = copy_example_call(module, args, kwargs, wishes)
-            program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
-        else:
-            program, call, wishes = _export_with_made_example(module, wishes)
-    require_eval_graph(program, eval_mode)
-    names = user_dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
-    specs, taken = build_input_specs(
-        program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
-    )
+        traced = _trace_fixing_dims(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+    program = traced.program
     require_tensor_outputs(program)
-    outputs = name_outputs(program, [spec.name for spec in specs])
+    outputs = name_outputs(program, [spec.name for spec in traced.inputs])
     written = tuple(dict.fromkeys([*replaced, *find_written_buffers(program)]))
-    model = LoadedModel(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken, written=written)
+    model = LoadedModel(
+        program=program,
+        inputs=traced.inputs,
+        outputs=outputs,
+        kind=kind,
+        taken=traced.taken,
+        written=written,
+        notes=traced.notes,
+    )
     drop_guessed_asserts(model, lambda: copy_module(module))
     return model
 
 
 class _ExampleRunError(InputError):
     """Raised if the module itself fails on the example inputs."""
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """Trace of a module.
+
+    Attributes:
+        taken: dim name -> source of its largest size, as in `build_input_specs`.
+        notes: about dims that the model fixes.
+    """
+
+    program: torch.export.ExportedProgram
+    inputs: tuple[InputSpec, ...]
+    taken: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def _trace_fixing_dims(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    eval_mode: bool,
+) -> _Trace:
+    """Trace a module. A dim that only this project named becomes static if the model fixes it.
+
+    If torch can't trace the module with any dynamic dim, all of these become static.
+    """
+    first: NormdeployError | None = None
+    while True:
+        try:
+            return _trace_once(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+        except (InputError, ExportError) as error:
+            fixable = wishes.assumed & wishes.dims.keys()
+            fixed = error.name if isinstance(error, FixedDimError) else ""
+            if isinstance(error, _ExampleRunError) or not fixable or (fixed and fixed not in fixable):
+                if first is None:
+                    raise
+                # The error with the dims as they were says more than the one with sizes that nobody chose.
+                raise first from error
+            failure = error
+        first = first or failure
+        if isinstance(failure, FixedDimError) and fixed:
+            names = frozenset({fixed})
+            reason = f"the model's code fixes it{failure.place}"
+        else:
+            names = fixable
+            reason = f"torch can't trace the model with dynamic sizes: {failure}"
+        wishes = _fix_dims(module, wishes, names, reason)
+
+
+def _fix_dims(module: nn.Module, wishes: InputRequest, names: Collection[str], reason: str) -> InputRequest:
+    """Make dims static: at sizes that suit most callers if the module runs there, else at the usual sizes."""
+    limits = widen_unstated_dims(wishes, getattr(module, "config", None)).dims
+    usual = {name: limits[name].opt for name in sorted(names)}
+    preferred = {name: choose_fixed_size(limits[name]) for name in sorted(names)}
+    if preferred != usual and not _runs_on_example(module, wishes.with_fixed_dims(preferred, reason)):
+        preferred = usual
+    told = ", ".join(f"{name}={size}" for name, size in preferred.items())
+    options = " ".join(f"--dim {name}=N:N:N" for name in preferred)
+    note = f"the file has the fixed size {told}: {reason}. Choose another with {options}"
+    return wishes.with_fixed_dims(preferred, note)
+
+
+def _runs_on_example(module: nn.Module, wishes: InputRequest) -> bool:
+    """Return whether the module runs at these sizes; a trace does not notice an index beyond its table."""
+    call = make_example_call(module, wishes, next(iter_example_sizes(wishes)))
+    own = copy_module(module)
+    try:
+        with torch.no_grad(), preserve_torch_state():
+            own(*call.args, **call.kwargs)
+    except Exception:
+        # The user's forward may raise any exception.
+        return False
+    return True
+
+
+def _trace_once(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    eval_mode: bool,
+) -> _Trace:
+    if args or kwargs:
+        call = copy_example_call(module, args, kwargs, wishes)
+        program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
+    else:
+        program, call, wishes = _export_with_made_example(module, wishes)
+    require_eval_graph(program, eval_mode)
+    names = user_dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
+    specs, taken = build_input_specs(
+        program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
+    )
+    return _Trace(program, specs, taken, tuple(dict.fromkeys(wishes.fixed.values())))
 
 
 def _export_with_made_example(
@@ -228,7 +337,9 @@ def _export_with_made_example(
 def _export_widest(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export with dims without a stated range as wide as the module allows; if that fails, up to the usual maximum."""
+    """Export the module. Dims without a stated range become as wide as the module allows; if this fails, they get their
+    default maximum.
+    """
     wider = widen_unstated_dims(wishes, getattr(module, "config", None))
     if wider.dims == wishes.dims:
         return export_narrowing(module, call, wishes, dynamic_shapes)
@@ -239,7 +350,7 @@ def _export_widest(
     try:
         return export_narrowing(module, call, wishes, dynamic_shapes)
     except (ExportError, InputError) as error:
-        if _restore_range_names(str(first), wider, wishes) == str(error):
+        if isinstance(error, FixedDimError) or _restore_range_names(str(first), wider, wishes) == str(error):
             raise
         tried = ", ".join(str(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
         raise type(error)(f"{error}. An earlier try with {tried} failed: {first}") from first
@@ -255,7 +366,7 @@ def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest
 def export_narrowing(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export a module. If torch finds that dims can't take their full range, narrow those without a stated range and
+    """Export a module. If torch finds that dims can't take their full range, narrow the dims without a stated range and
     retry.
 
     Returns:
@@ -283,7 +394,7 @@ def export_narrowing(
         narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
         narrower = raise_above_excluded(str(failure), narrower)
         if narrower == wishes and asked_steps <= in_steps:
-            raise InputError(describe_violation(str(failure), wishes, conditions)) from failure
+            raise make_violation_error(str(failure), wishes, conditions) from failure
         wishes = narrower
         in_steps = in_steps or asked_steps
     raise InputError(
@@ -299,7 +410,7 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
     shapes = torch.export.ShapesCollection()
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
-        # torch has no sums of dims; it derives the sum from the other dims itself.
+        # torch has no sums of dims, but it derives the sum from the other dims itself.
         if wish:
             shape = wish.shape
         else:
@@ -320,21 +431,24 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
     """Run torch.export without output.
 
     Args:
-        steps: a dim takes only multiples of a step, which torch can check only at run time.
+        steps: True if a dim takes only multiples of a step. torch can check this only at run time.
     """
-    # A recurrence of dynamic length must not be unrolled; one of fixed length is exported as usual.
+    # A recurrent layer of dynamic length must not be unrolled. A recurrent layer of fixed length is exported by torch
+    # as usual.
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
         warnings.catch_warnings(),
-        # torch.export logs and prints the whole graph with some failures.
+        # After some failures, torch.export logs and prints the whole graph.
         silence_logger("torch"),
         contextlib.redirect_stderr(io.StringIO()),
         _disable_distribution_checks(),
         recurrent,
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
+        trace_len_symbolically(module),
     ):
-        # Warnings concern attributes assigned in the copy while tracing, and deprecations of torch's own calls.
+        # The warnings are not for the user: they are about attributes that tracing assigns in the copy, and about
+        # deprecated calls inside torch.
         warnings.simplefilter("ignore")
         program = torch.export.export(
             module,
@@ -349,7 +463,9 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
 
 @contextlib.contextmanager
 def _disable_distribution_checks() -> Iterator[None]:
-    """Disable value checks of distributions, which a trace can't contain; their results do not change."""
+    """Disable the value checks of torch.distributions, because a trace can't contain them. The results do not
+    change.
+    """
     checks = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:

@@ -28,7 +28,7 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
         arguments: keyword arguments of the factory.
 
     Returns:
-        The module that it returns.
+        The module that the factory returns.
 
     Raises:
         InputError: the factory can't be imported or called, or does not return a module.
@@ -58,7 +58,7 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
     require_factory_arguments(model, factory, arguments)  # type: ignore[arg-type]
     try:
         made = factory(**arguments)  # type: ignore[operator]
-    # The user's own code may also end the process.
+    # The user's code may even call exit.
     except (Exception, SystemExit) as error:
         raise InputError(
             f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed: "
@@ -76,7 +76,7 @@ def describe_user_error(error: BaseException) -> str:
     """Describe an error of the user's own code.
 
     Returns:
-        The error and its line, with advice for known causes.
+        The error and the line that raised it, with advice for known causes.
     """
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} of {Path(error.filename or '').name} is not valid Python: {error.msg}"
@@ -113,17 +113,17 @@ def import_user_module(name: str, purpose: str) -> Any:
     """Import a module that the user named.
 
     Args:
-        purpose: the option that names it, for the message.
+        purpose: the option that names the module, for the message.
 
     Returns:
         The module.
 
     Raises:
-        InputError: it can't be imported.
+        InputError: the module can't be imported.
     """
     try:
         return importlib.import_module(name)
-    # The user's own code runs on import and may also end the process.
+    # The user's code runs at the import, and may even call exit.
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
         told = f"module not found: {name}; check the name, or run in the folder that contains it"
@@ -143,7 +143,7 @@ def require_factory_arguments(label: str, factory: Callable[..., Any], arguments
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
-        # Some callables written in C have no signature; the call itself checks their arguments.
+        # Some callables written in C have no signature. The call itself checks their arguments.
         return
     parameters = signature.parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind in _FILLED}

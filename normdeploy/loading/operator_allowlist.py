@@ -1,8 +1,8 @@
-"""Restrict the nodes of an untrusted program to operators that compute on tensors, by allowlists.
+"""Check with allowlists that the nodes of an untrusted program only call operators that compute on tensors.
 
 torch also registers operators that end the process (``prim.rpc_async``), write files (``aten.save``) or access the
-network (``c10d``), and each of its releases adds more. So a target must be an operator of the dispatcher whose
-namespace is listed here or was registered by a module that the user named.
+network (``c10d``), and each of its releases adds more. So the target of a node must be an operator of torch's
+dispatcher. The operator's namespace must be listed here, or a module that the user named must have registered it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _HIGHER_ORDER = split_words(
     " hints_wrapper invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized"
     " auto_functionalized_v2"
 )
-# Namespaces that torch itself registers, when it is imported or in modules that it imports later. They do not belong to
-# a user's module even if they appear while it is imported.
+# Namespaces that torch itself registers, when it is imported or in modules that it imports later. They do not count as
+# a user's namespaces even if they appear while a user's module is imported.
 OF_TORCH = split_words(
     "aten prim prims quantized _quantized quantized_decomposed quantization sparse onednn mkl mkldnn mkldnn_prepacked"
     " c10d c10d_functional _c10d_functional _c10d_functional_autograd _dtensor fsdp symm_mem profiler inductor"
     " inductor_prims _inductor_test static_runtime _test export rpc streams debugprims debug_mode_ops rngprims _native"
     " flex_lib onnx onnx_symbolic higher_order"
 )
-# Operators of aten that do not compute: a file mapped into memory, output on the terminal.
+# Operators of aten that do not compute: from_file maps a file into memory, _print writes to the terminal.
 _NOT_COMPUTED = split_words("from_file _print")
-# This module, a part of torch, registers the operators of PT2E's quantized programs.
+# Module of torch that registers the operators of PT2E's quantized programs.
 _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 _SYMBOLIC = re.compile(
@@ -53,19 +53,19 @@ class OperatorAllowlist:
     """Operators that a node may call.
 
     Attributes:
-        own: namespaces registered by modules that the user named, or translated by installed packages.
-        known: target -> decision, for targets that were checked before.
+        own: namespaces that modules named by the user registered, or that installed packages translate.
+        known: target -> whether it is allowed, for targets that were already checked.
     """
 
     own: frozenset[str] = frozenset()
-    # The cache serves a whole program, which names the same few targets many times.
+    # A program names the same few targets many times, so decisions are cached.
     known: dict[str, bool] = field(default_factory=dict)
 
     def is_allowed(self, target: str) -> bool:
         """Return whether a node may have this target.
 
         Returns:
-            True for arithmetic on sizes and for a registered operator on tensors.
+            True for arithmetic on sizes and for an allowed operator on tensors.
         """
         if target not in self.known:
             self.known[target] = self._decide_target(target)
@@ -85,7 +85,7 @@ class OperatorAllowlist:
 
 
 def _is_registered(namespace: str, name: str, overload: str) -> bool:
-    """Return whether the dispatcher has the operator; torch.ops also finds operators of TorchScript only, such as
+    """Return whether the dispatcher has the operator. torch.ops also finds operators that only TorchScript has, such as
     ``aten.save``.
     """
     try:
@@ -108,8 +108,8 @@ def _allowed_namespaces() -> frozenset[str]:
 def import_operators(imports: Sequence[str]) -> OperatorAllowlist:
     """Import the modules that the user named, and allow the operators that they register.
 
-    Operators that installed packages translate are allowed too. If one of the modules was imported before, its
-    operators are unknown, so all namespaces but torch's are allowed.
+    Operators that installed packages translate are allowed too. If one of the modules was imported earlier, its
+    operators can't be determined. Then all namespaces except torch's own are allowed.
 
     Returns:
         The allowlist.

@@ -1,8 +1,9 @@
 """Derive bounds of an exported program's integer inputs and dims from the nodes that use them.
 
-An index into a table of N rows must lie in [0, N). Going forward through the graph, each integer tensor keeps its
-origins: an input plus an offset, positions (an arange, or the running sum of a mask) that grow with a dim, or a 0/1
-flag. If a tensor with an origin is used as an index, the table's size bounds that origin.
+An index into a table of N rows must lie in [0, N). The analysis goes forward through the graph and records the origins
+of each integer tensor. There are three kinds of origins: an input plus an offset, positions that grow with a dim (an
+arange, or the running sum of a mask), and a 0/1 flag. If a tensor with an origin is used as an index, the table's size
+bounds that origin.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SAME_VALUES = split_words(
 _FLAGS = split_words(
     "eq ne gt ge lt le logical_and logical_or logical_not logical_xor isnan ones ones_like zeros zeros_like"
 )
-# op -> its argument that is indexed, its argument with the indices
+# Operator -> (argument that is indexed, argument with the indices).
 _INDEXING = {
     "embedding": ("weight", "indices"),
     "embedding_bag": ("weight", "indices"),
@@ -42,7 +43,7 @@ _INDEXING = {
     "index_copy": ("self", "index"),
     "index_fill": ("self", "index"),
 }
-# (1 - mask) times at least this number is an attention mask.
+# If an input is used as (1 - input)·m with at least this factor m, the input is an attention mask.
 _MASK_FACTOR = 1e3
 
 
@@ -54,7 +55,7 @@ class _ValueOrigin:
         kind: "input": the input ``what`` plus an offset in [low, high]; "size": values in [low, what + high]; "flag": 0
             or 1.
         what: name of the input, or expression of the size.
-        low: smallest offset, or smallest value of a size.
+        low: smallest offset, or smallest value for the kind "size".
         high: largest offset.
     """
 
@@ -74,7 +75,7 @@ class ProgramBounds:
     Attributes:
         values: placeholder name -> allowed values.
         sizes: size symbol -> bound; the largest size is ``high - 1``.
-        masks: floating inputs that are used as 0/1 masks.
+        masks: names of floating inputs that are used as 0/1 masks.
     """
 
     values: dict[str, IndexLimit] = field(default_factory=dict)
@@ -86,13 +87,13 @@ def find_program_bounds(program: torch.export.ExportedProgram) -> ProgramBounds:
     """Derive bounds from the top-level graph of ``program``.
 
     Returns:
-        The bounds of its inputs.
+        The bounds of the program's inputs.
     """
     return _ProgramBoundsAnalysis(program).run()
 
 
 class _ProgramBoundsAnalysis:
-    """Walk the graph once and collect origins and bounds."""
+    """Analysis that visits each node once and collects origins and bounds."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         self.program = program
@@ -107,10 +108,10 @@ class _ProgramBoundsAnalysis:
         self.inputs = {item.name for item in user_inputs(program)}
 
     def run(self) -> ProgramBounds:
-        """Walk the graph.
+        """Visit all nodes of the graph.
 
         Returns:
-            The bounds found.
+            The bounds that were found.
         """
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node.name in self.inputs and _is_integer_tensor(node.meta.get("val")):
@@ -187,7 +188,9 @@ class _ProgramBoundsAnalysis:
         )
 
     def _constant_span(self, value: Any) -> tuple[int, int] | None:
-        """Return the smallest and largest value of an integer constant, None if ``value`` is not one."""
+        """Return the smallest and largest value of an integer constant, None if ``value`` is not an integer
+        constant.
+        """
         if isinstance(value, int):
             return value, value
         while (
@@ -231,7 +234,8 @@ class _ProgramBoundsAnalysis:
             return
         rows = value.shape[dim]
         origins = self._origins_of(index)
-        # If the table's size is a dim of the input, positions grow with it, and values must fit its smallest size.
+        # If the table's size is itself a dim, positions may grow with this dim, so positions are not bounded. Values of
+        # an input must fit the table at the dim's smallest size.
         if not isinstance(rows, int):
             constraint = self.program.range_constraints.get(rows.node.expr)
             if constraint is not None:
@@ -265,7 +269,7 @@ def _is_integer_tensor(value: Any) -> bool:
 
 
 def _size_expression(value: Any) -> Any:
-    """Return a size as a sympy expression, from a SymInt or a node that computes one; None for other values."""
+    """Return a size as a sympy expression, from a SymInt or a node that computes a SymInt; None for other values."""
     if isinstance(value, torch.fx.Node):
         value = value.meta.get("val")
     if isinstance(value, torch.SymInt):

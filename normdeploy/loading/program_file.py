@@ -31,15 +31,15 @@ def load_program(
 ) -> tuple[torch.export.ExportedProgram, list[SizeGuard]]:
     """Load a program on the CPU.
 
-    An ordinary file is loaded from a sanitized copy even with ``trust``. Only a trusted file with refused parts is
-    passed to torch unchanged.
+    A file without refused parts is loaded from a sanitized copy, even with ``trust``. A file with refused parts is
+    passed to torch unchanged, and only if it is trusted.
 
     Returns:
         The program and the conditions on its input sizes.
 
     Raises:
-        TrustError: parts of the file would run code; the message names each.
-        LoadError: the file is broken, or needs operators or classes that are not imported.
+        TrustError: parts of the file would run code. The message names each part.
+        LoadError: the file is broken, or needs operators or classes whose modules are not imported.
     """
     copy = PartCollector()
     with open_torch_archive(path) as archive:
@@ -62,8 +62,8 @@ def _describe_refusals(path: Path, findings: ArchiveFindings) -> str:
 
 
 def _register_known_classes(names: Iterable[str]) -> None:
-    """Import the modules of known libraries' output classes, which registers them; otherwise programs that return them
-    fail to load.
+    """Import the modules of known libraries that define the output classes ``names``. The import registers these
+    classes; otherwise programs that return them fail to load.
     """
     for name in names:
         module = name.rpartition(".")[0]
@@ -71,14 +71,14 @@ def _register_known_classes(names: Iterable[str]) -> None:
             module.partition(".")[0] in _KNOWN_LIBRARIES
             and importlib.util.find_spec(module.partition(".")[0]) is not None
         ):
-            # With another version of the library, the load below names the missing class.
+            # The module may not exist in another version of the library. Then torch's error names the missing class.
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
 
 
 class _CauseCollector(logging.Handler):
-    """Collect logged exceptions: torch.export.load logs the cause of a failure and raises an error that only points to
-    the log.
+    """Handler that collects logged exceptions. If torch.export.load fails, it logs the cause and raises an error that
+    only refers to the log.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _CauseCollector(logging.Handler):
         self.errors: list[BaseException] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the record's exception, if it has one."""
+        """Keep the log record's exception, if it has one."""
         if record.exc_info and record.exc_info[1] is not None:
             self.errors.append(record.exc_info[1])
 
@@ -112,12 +112,12 @@ def _load_exported_program(file: Any, path: Path) -> torch.export.ExportedProgra
         _capture_log("torch._export.serde.serialize"),
         warnings.catch_warnings(),
     ):
-        # torch 2.11 reads weights without copying.
+        # torch 2.11 warns because it reads weights as views of read-only memory.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         try:
             return torch.export.load(file)
         except Exception as error:
-            # torch raises RuntimeError, AssertionError, KeyError, and others for a file that does not fit.
+            # torch raises RuntimeError, AssertionError, KeyError, and others for a file that it can't load.
             raise LoadError(explain_load_failure(path, [*causes.errors, error])) from error
 
 
@@ -125,7 +125,7 @@ def explain_load_failure(path: Path, errors: list[BaseException]) -> str:
     """Explain a failure of torch.export.load.
 
     Args:
-        errors: the logged causes, then the raised error.
+        errors: the logged exceptions, then the raised error.
 
     Returns:
         Message with advice for known causes.
@@ -135,7 +135,7 @@ def explain_load_failure(path: Path, errors: list[BaseException]) -> str:
         unknown = f"{path} uses the operator {match['op']}, which is not registered in this process"
         return f"{unknown}: pass --import with the module that defines it"
     if match := re.search(
-        # torch 2.15 and later write the longer text.
+        # torch 2.15 and later write the longer form of this message.
         r"(?<![\w.])(?P<name>[\w.]+) in pytree (?:failed because the serialized type )?is not registered"
         r"|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)",
         text,

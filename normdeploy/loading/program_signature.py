@@ -1,4 +1,6 @@
-"""Describe the call of an exported program: its tensor inputs, their paths in the call, and names for its outputs."""
+"""Describe how an exported program is called: its tensor inputs, their paths in the arguments, and names for its
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ class InputPlaceholder:
     """Tensor input of a program.
 
     Attributes:
-        node: its placeholder node.
-        paths: its paths as guards write them.
-        example: the sizes that it was exported with, or None if unknown.
+        node: placeholder node of the input.
+        paths: paths of the input in the arguments, as guards write them.
+        example: sizes of the input at the export; None if unknown.
     """
 
     node: torch.fx.Node
@@ -37,7 +39,7 @@ class InputPlaceholder:
 
     @property
     def value(self) -> torch.Tensor:
-        """Return the traced tensor, with shape and dtype."""
+        """Return the fake tensor of the trace, which has shape and dtype but no data."""
         return self.node.meta["val"]
 
     def dim_size(self, index: int) -> Any:
@@ -79,7 +81,7 @@ def traced_dtype(value: Any) -> torch.dtype | None:
 
 
 def user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
-    """List the arguments of the caller, without parameters and buffers.
+    """List the arguments that a caller passes, without parameters and buffers.
 
     Returns:
         Arguments of the graph signature, in order.
@@ -88,7 +90,7 @@ def user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
 
 
 def user_outputs(program: torch.export.ExportedProgram) -> list[Any]:
-    """List the results for the caller, without written buffers.
+    """List the results that a caller gets, without changed buffers.
 
     Returns:
         Arguments of the graph signature, in order.
@@ -103,7 +105,7 @@ def with_constant_inputs(program: torch.export.ExportedProgram, tensors: Iterabl
         tensors: the tensor arguments, in order.
 
     Returns:
-        All arguments of the caller.
+        All arguments that a caller passes.
     """
     given = iter(tensors)
     return [item.value if isinstance(item, ConstantArgument) else next(given) for item in user_inputs(program)]
@@ -118,7 +120,7 @@ def find_placeholders(
         The tensor inputs in the program's order, and (path, -1) -> value of the constant inputs.
 
     Raises:
-        InputError: an input is a number of unknown value.
+        InputError: an input is a number whose value is unknown.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     user = user_inputs(program)
@@ -171,7 +173,7 @@ def _guard_paths(program: torch.export.ExportedProgram, count: int) -> list[tupl
             name = names[position.idx]
         else:
             name = f"args_{position.idx}"
-        # torch names the parts of *xs xs_0, xs_1.
+        # torch names the elements of *xs xs_0, xs_1 and so on.
         variadic = re.fullmatch(r"(.+)_(\d+)", str(name))
         paths.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
     return paths
@@ -190,19 +192,19 @@ def find_used_parameters(program: torch.export.ExportedProgram) -> frozenset[str
 
 
 def match_requested_inputs(names: Sequence[str], wishes: Sequence[InputSpec], what: str) -> list[InputSpec | None]:
-    """Match stated inputs to a program's inputs: by name if all names are known, else by position.
+    """Match stated inputs to a program's inputs: by name if the program has all stated names, else by position.
 
-    By position, a name of the program may also be kept in its own place.
+    In a match by position, each input gets a new name or keeps the program's name for this position.
 
     Args:
         names: the program's input names.
-        what: describes the names in messages.
+        what: description of the names, for messages.
 
     Returns:
         The stated input, or None, for each name.
 
     Raises:
-        InputError: neither way fits.
+        InputError: the inputs match neither by name nor by position.
     """
     given = {wish.name: wish for wish in wishes}
     if given.keys() <= set(names):
@@ -213,11 +215,12 @@ def match_requested_inputs(names: Sequence[str], wishes: Sequence[InputSpec], wh
 
 
 def is_renaming(names: Sequence[str], given: Sequence[str]) -> bool:
-    """Return whether ``given`` are new names for the first of ``names``, in order; names may be kept in their own
-    places.
+    """Return whether ``given`` contains new names for the first inputs in ``names``, in order. An input may also keep
+    its name at its own position.
 
     Returns:
-        False also if some names are kept and a new name nearly equals another one, since it is then a typo.
+        False also if some names are kept and a new name is nearly equal to another name of the program. Such a new name
+        is treated as a typo.
     """
     if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
         return False
@@ -264,10 +267,11 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str]) -> tuple[str, ...]:
-    """Name each tensor that the program returns by its path in the returned structure; a single tensor is "output".
+    """Name each tensor that the program returns by its path in the returned structure. A single tensor is named
+    "output".
 
-    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") gets the prefix
-    "output_".
+    A path that is also the name of an input gets the prefix "output_". For example, models of diffusers take and return
+    a "sample".
 
     Returns:
         Names in the order of the outputs.
@@ -287,9 +291,9 @@ def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str])
 
 
 def _iter_leaf_names(spec: pytree.TreeSpec, prefix: str) -> Iterator[str]:
-    """Yield the names of a tree spec's leaves by their keys.
+    """Yield a name for each leaf of a tree spec. The name joins the keys on the leaf's path.
 
-    Classes registered with keys as their context (ModelOutput, dict) use these keys.
+    For classes that are registered with keys as their context (ModelOutput, dict), these keys are used.
     """
     children = spec.children()
     if spec.is_leaf():

@@ -1,6 +1,8 @@
-"""Load a model from the Python file that defines it: ``my_model.py:Net``, or ``my_model.py`` if it has only one.
+"""Load a model from the Python file that defines it: ``my_model.py:Net``, or ``my_model.py`` if the file defines only
+one model.
 
-Naming the file is the request to run its code, as with ``--model``. ``--trust`` concerns code inside other files.
+By naming the file, the user requests that its code runs, as with ``--model``. So ``--trust`` is not needed: it is for
+code inside other kinds of files.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class PythonFile:
     """Python file with a model.
 
     Attributes:
-        name: a class, a function that returns a module, or a module; "" if the file has only one.
+        name: name of a class, of a function that returns a module, or of a module; "" to take the only model of the
+            file.
     """
 
     path: Path
@@ -56,15 +59,15 @@ def parse_python_source(source: str | Path) -> PythonFile | None:
 
 
 def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Module:
-    """Run the file and make its model, with torch's seed 0 in case the file draws its weights.
+    """Run the file and make its model. torch's seed is set to 0, because the file may draw its weights at random.
 
-    The file may import modules beside it, as a script does.
+    The file may import modules from its own folder, as a script does.
 
     Args:
         arguments: keyword arguments of the class or function.
 
     Returns:
-        The module, in eval mode if all its parts were in training mode.
+        The module. It is switched to eval mode if all of its parts are in training mode.
 
     Raises:
         InputError: the file or the class fails, or the module is missing or ambiguous.
@@ -77,7 +80,7 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
     finally:
         torch.set_rng_state(state)
     if all(part.training for part in made.modules()):
-        # The mode is that of the constructor: neither the file nor the user set one.
+        # Training mode is only the default of modules: neither the file nor the user has set a mode.
         made.eval()
     return made
 
@@ -87,7 +90,7 @@ def import_from_folder(folder: Path | None) -> Iterator[None]:
     """Make the modules in ``folder`` importable within the context.
 
     Args:
-        folder: None adds nothing.
+        folder: folder with the modules; None for no folder.
     """
     saved = list(sys.path)
     if folder is not None:
@@ -104,7 +107,7 @@ def _execute_file(path: Path) -> dict[str, Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     known = sys.modules.get(path.stem)
-    # Dataclasses and torch.export look up a class's module by its name.
+    # Register the module, because dataclasses and torch.export look up a class's module by its name.
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
@@ -147,7 +150,7 @@ def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.
 
 
 def _module_names(held: Mapping[str, Any]) -> list[str]:
-    """Return the names of module classes defined in the file, and of modules that it makes."""
+    """Return the names of the module classes that the file defines and of the modules that it makes."""
     own = held["__name__"]
     return [
         name

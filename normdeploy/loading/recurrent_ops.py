@@ -1,11 +1,11 @@
 """Keep LSTM, GRU and RNN as single operators while a model is traced, so that their length may be dynamic.
 
-torch.export (2.13) unrolls these over time, which fixes the number of steps to that of the example. Here the modules
-call operators of this module instead, whose results have the length of their input. These are written as ONNX's LSTM,
-GRU and RNN. Each takes weights in the order of torch's ``_flat_weights``.
+torch.export (2.13) unrolls these layers over time, which fixes the number of steps to that of the example. This module
+makes the layers call its own operators instead, whose results have the same length as their input. The exporter writes
+these operators as ONNX's LSTM, GRU and RNN. Each operator takes weights in the order of torch's ``_flat_weights``.
 
-ONNX has neither packed sequences (``batch_sizes``), which torch.export can't trace, nor projections (``proj_size``),
-which are refused here.
+ONNX supports neither packed sequences (``batch_sizes``) nor projections (``proj_size``). torch.export can't trace
+packed sequences, and this module refuses projections.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def _define_operator(name: str, states: int, run: Callable[..., Any], activation
 
     Args:
         states: number of state tensors.
-        run: computes it in torch.
-        activation: schema of a further argument.
+        run: function that computes the operator in torch.
+        activation: schema of an additional argument; "" for none.
 
     Returns:
-        The operator. It returns y, (time, batch, directions · hidden) or batch first, and the final states.
+        The operator. It returns y and the final states. The shape of y is (time, batch, directions · hidden), or begins
+        with the batch for ``batch_first``.
     """
     first = ", ".join(f"Tensor state{place}" for place in range(states))
     schema = f"(Tensor x, {first}, {_OPTIONS}{activation}) -> ({', '.join(['Tensor'] * (states + 1))})"
@@ -61,7 +62,7 @@ _OPTIONS = "Tensor[] weights, bool has_biases, int num_layers, bool bidirectiona
 
 
 def _call_options(has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool) -> tuple[Any, ...]:
-    """Return the options in the form of torch's own operators: without dropout, not in training."""
+    """Return the options in the order of torch's own operators, with dropout and training off."""
     return has_biases, num_layers, 0.0, False, bidirectional, batch_first
 
 
@@ -92,7 +93,7 @@ _RNN = _define_operator("rnn", 1, _run_rnn, ", str activation")
 
 @contextlib.contextmanager
 def keep_recurrent_ops() -> Iterator[None]:
-    """Make torch.nn.LSTM, GRU and RNN call the operators of this module within the context; it affects the whole
+    """Make torch.nn.LSTM, GRU and RNN call the operators of this module within the context. This affects the whole
     process.
     """
     functions = rnn._VF
@@ -104,16 +105,17 @@ def keep_recurrent_ops() -> Iterator[None]:
 
 
 def _recurrent_functions(torchs: Any) -> Any:
-    """Return the functions that torch.nn.modules.rnn calls, with the recurrent ones replaced."""
+    """Return the functions that torch.nn.modules.rnn calls, with its recurrent functions replaced."""
 
     def is_ours(args: Sequence[Any], states: int) -> bool:
-        # With a packed sequence, the second argument is the tensor of batch sizes; an LSTM has its pair of states
-        # there.
+        # For a packed sequence, the second argument is the tensor of batch sizes. Otherwise it is the initial state,
+        # which is a pair for an LSTM.
         packed = isinstance(args[1], torch.Tensor) and (states == 2 or isinstance(args[2], torch.Tensor))
         if packed or len(args) != 9:
             return False
         _, _, weights, has_biases, num_layers, _, _, bidirectional, _ = args
-        # A projection adds a weight to each layer and direction.
+        # This number of weights shows that the layers have no projection: a projection adds a weight to each layer and
+        # direction.
         if len(weights) == num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2):
             return True
         raise InputError(f"the model has {PROJECTION}")
@@ -123,7 +125,7 @@ def _recurrent_functions(torchs: Any) -> Any:
             if not is_ours(args, states):
                 return getattr(torchs, name)(*args)
             x, first, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
-            # An LSTM has a pair of states, the others have one tensor.
+            # An LSTM has a pair of states, a GRU or RNN has one tensor.
             if states == 2:
                 given = first
             else:
@@ -180,9 +182,10 @@ def _translate_rnn(
     batch_first: bool,
     activation: str,
 ) -> Any:
-    """Write one RNN for each layer (https://onnx.ai/onnx/operators/onnx__RNN.html).
+    """Write one ONNX RNN node for each layer (https://onnx.ai/onnx/operators/onnx__RNN.html).
 
-    ONNX's Y is (time, directions, batch, hidden), and the biases of both products are concatenated.
+    ONNX's output Y has the shape (time, directions, batch, hidden). ONNX's input B contains the biases of both
+    products, concatenated.
     """
     directions = 2 if bidirectional else 1
     step = 4 if has_biases else 2
@@ -223,7 +226,7 @@ def int64_constant(values: Sequence[int]) -> Any:
     return op.Constant(value=ir.tensor(np.array(values, np.int64)))
 
 
-# For torch.onnx.export's custom_translation_table.
+# In the format of torch.onnx.export's custom_translation_table.
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.normdeploy.lstm.default: _translate_lstm,
     torch.ops.normdeploy.gru.default: _translate_gru,

@@ -1,4 +1,4 @@
-"""Check JSON against torch's export schema; torch itself would accept a string as a size."""
+"""Check JSON against torch's export schema. torch itself does not check types: it would accept a string as a size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..errors import LoadError
 
 
 def require_schema(hint: Any, value: Any, where: str, path: Path) -> None:
-    """Require that ``value`` has the types of torch's schema, which torch itself does not check.
+    """Require that ``value`` has the types that torch's schema declares.
 
     Args:
-        hint: type of the schema.
+        hint: type that the schema declares.
         where: name of the JSON entry, for messages.
 
     Raises:
-        LoadError: a type differs; the message names the place.
+        LoadError: a type differs. The message names the place in the JSON.
     """
     try:
         _require_type(hint, value, where)

@@ -1,7 +1,8 @@
 """Parse shape expressions and guards of an ExportedProgram without evaluating them as Python.
 
-torch passes these texts to ``sympy.sympify`` or to ``exec``, which would run any code in them. Here the text is parsed
-with ``ast`` and every node of the tree must be on an allowlist. Guards are evaluated by walking that tree.
+torch passes these texts to ``sympy.sympify`` or to ``exec``, which would run any code in them. This module parses a
+text with ``ast``, and checks every node of the resulting tree against an allowlist. Guards are evaluated directly on
+this tree.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# torch's size symbols (backed, unbacked; floats): s77, u0.
+# Matches torch's symbols, such as s77 and u0: backed (s) and unbacked (u) sizes, and floats (zf, zuf).
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}")
 _NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,40})?(e[-+]?\d{1,3})?(/\d{1,20})?")
 _FUNCTIONS = split_words(
@@ -37,7 +38,7 @@ _FUNCTIONS = split_words(
 )
 _POWERS = split_words("Pow PowByNatural FloatPow LShift")
 _ASSUMPTIONS = split_words("positive nonnegative integer real nonzero negative precision dps evaluate")
-# In characters; BERT's longest expression has 60.
+# Maximum number of characters of an expression. The longest expression of BERT has 60 characters.
 _LENGTH_LIMIT = 10_000
 _INTEGER_LIMIT = 2**63
 _EXPONENT_LIMIT = 64
@@ -86,7 +87,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 class DisallowedExpression(ValueError):
-    """Raised if an expression contains a forbidden part; the message names the part."""
+    """Raised if an expression contains a forbidden part. The message names the part."""
 
 
 def _parse_expression(text: str) -> ast.expr:
@@ -101,10 +102,10 @@ def _parse_expression(text: str) -> ast.expr:
 def require_allowed_expression(text: str) -> None:
     """Accept only arithmetic on size symbols in torch's notation.
 
-    Examples are ``s77//2`` and srepr: ``Mul(Integer(2), Symbol('s77', positive=True))``.
+    Examples are ``s77//2`` and sympy's srepr form, ``Mul(Integer(2), Symbol('s77', positive=True))``.
 
     Raises:
-        DisallowedExpression: anything else, or an expression that could take much time or memory to evaluate.
+        DisallowedExpression: the text is not such an expression, or evaluating it could take much time or memory.
     """
     try:
         _require_allowed_node(_parse_expression(text), powers=0)
@@ -139,7 +140,7 @@ def _require_allowed_node(node: ast.expr, powers: int) -> None:
 
 
 def _require_allowed_power(exponent: ast.expr, powers: int) -> int:
-    """Allow only small or symbolic exponents and no towers of powers, because sympy evaluates numeric powers
+    """Allow only small or symbolic exponents and limit nested powers, because sympy evaluates numeric powers
     immediately.
 
     Returns:
@@ -197,17 +198,17 @@ class SizeGuard:
     """Condition on the sizes of a program's inputs, one line of ``guards_code``: ``L['x'].size()[1] <= 12``.
 
     Attributes:
-        text: the line.
-        sizes: (path as torch writes it, dim) of each size in the condition; dim -1 is the argument itself.
+        text: the line of ``guards_code``.
+        sizes: (path as torch writes it, dim) of each size in the condition. The dim -1 means the argument itself.
 
     Raises:
-        DisallowedExpression: the line is more than arithmetic and comparisons of sizes and plain arguments.
+        DisallowedExpression: the line contains more than arithmetic and comparisons of sizes and plain arguments.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._tree = _parse_expression(text)
-        # (path as torch writes it, such as "['x'][0]"; dim)
+        # Pairs (path as torch writes it, such as "['x'][0]", and dim).
         self.sizes: set[tuple[str, int]] = set()
         try:
             self._collect_sizes(self._tree)
@@ -243,7 +244,7 @@ class SizeGuard:
         """Evaluate the condition at the given sizes.
 
         Returns:
-            Whether it is true; None if a size of the condition is not given.
+            True or False; None if ``sizes`` lacks a size of the condition.
         """
         if not self.sizes <= sizes.keys():
             return None
@@ -279,7 +280,9 @@ def _is_small_integer(node: ast.expr) -> bool:
 
 
 def _parse_size(node: ast.expr) -> tuple[str, int]:
-    """Parse ``L['x'][0].size()[1]`` into ("['x'][0]", 1), and the argument itself, ``L['n']``, into ("['n']", -1)."""
+    """Parse a size such as ``L['x'][0].size()[1]`` into ("['x'][0]", 1), and an argument itself, such as ``L['n']``,
+    into ("['n']", -1).
+    """
     match node:
         case ast.Subscript(
             value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[], keywords=[]),

@@ -1,8 +1,8 @@
 """Import only signed modules from the working directory, compiled from the bytes whose hash was checked.
 
-If options come from a record, the current folder may come from a stranger together with files that were signed. A
-changed module in it must not run, nor an added one that shadows a library, nor a cached ``.pyc`` beside the right
-source.
+If options come from a record, a stranger may have provided the current folder together with signed files. Three kinds
+of code in this folder must not run: a changed module, an added module that shadows a library, and a cached ``.pyc``
+next to the correct source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
     """Restrict imports from the working directory to signed modules within the context.
 
     Args:
-        code: path within the directory -> SHA-256 of the source.
+        code: path within the working directory -> SHA-256 of the source.
     """
     here = Path.cwd()
     saved = list(sys.path)
@@ -42,7 +42,7 @@ def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
 
 
 class _SignedFinder(importlib.abc.MetaPathFinder):
-    """Find the modules that the signature names, and no others of the folder."""
+    """Find only those modules of the working directory that the signature names."""
 
     def __init__(self, folder: Path, code: Mapping[str, str]) -> None:
         self.folder = folder
@@ -54,13 +54,13 @@ class _SignedFinder(importlib.abc.MetaPathFinder):
         """Find a signed module or package.
 
         Returns:
-            Its spec; None if the signature does not name it.
+            The module's spec; None if the signature does not name the module.
         """
         place = name.replace(".", "/")
         for file in (f"{place}/__init__.py", f"{place}.py"):
             if file in self.code:
                 loader = _HashedLoader(name, str(self.folder / file), self.code[file])
-                # Without a search path, unsigned modules of the package are not found.
+                # A package gets an empty search path, so that its unsigned modules are not found.
                 locations: list[str] | None
                 if file.endswith("/__init__.py"):
                     locations = []
@@ -76,7 +76,7 @@ class _SignedFinder(importlib.abc.MetaPathFinder):
 
 
 class _HashedLoader(SourceFileLoader):
-    """Compile the source that was hashed, without any cache."""
+    """Compile exactly the source that was hashed, without a cached ``.pyc``."""
 
     def __init__(self, name: str, path: str, digest: str) -> None:
         super().__init__(name, path)
@@ -86,10 +86,10 @@ class _HashedLoader(SourceFileLoader):
         """Read, check and compile the source.
 
         Returns:
-            The compiled module.
+            The compiled code of the module.
 
         Raises:
-            InputError: the hash differs from the signed one.
+            InputError: the source's hash differs from the signed hash.
         """
         source = self.get_data(self.path)
         if hashlib.sha256(source).hexdigest() != self.digest:

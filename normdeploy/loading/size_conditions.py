@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Limit of characters shown of a line of the model.
+# Maximum number of characters that a message shows of a line of the model.
 LONGEST = 80
 
 
@@ -32,14 +32,14 @@ def module_paths(module: nn.Module) -> dict[int, str]:
 
 
 def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Describe the innermost place in the model's code.
+    """Describe the innermost of the frames that belongs to the model's code.
 
     Args:
         names: `module_paths` of the model.
         frames: (frame, line number), the outermost first.
 
     Returns:
-        `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``, or the known part of it.
+        Text such as `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``; unknown parts are left out.
     """
     path = None
     line = ""
@@ -48,7 +48,7 @@ def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType
         if isinstance(part, nn.Module):
             path = names.get(id(part), path)
         file = frame.f_code.co_filename
-        # Lines outside of any forward belong to callers of normdeploy.
+        # Lines before the first module's forward belong to callers of normdeploy, not to the model.
         if path is not None and os.path.isabs(file) and not file.startswith((TORCH, OURS)):
             code = linecache.getline(file, number).strip()[:LONGEST]
             line = f"line {number} of {os.path.basename(file)}{f' ({code})' if code else ''}"
@@ -76,7 +76,7 @@ class _SizeCondition:
         guard: the condition.
         names: symbol -> dim name.
         values: symbol -> size in the example.
-        place: module and line, for messages.
+        place: module and line that caused the condition, for messages.
     """
 
     guard: sympy.Basic
@@ -85,12 +85,14 @@ class _SizeCondition:
     place: str
 
     def fails_at(self, name: str | None, size: int | None) -> bool:
-        """Return whether the condition is false if the dim has ``size`` (None: one more than in the example)."""
+        """Return whether the condition is false if the dim ``name`` has the size ``size``. The size None means one more
+        than the size in the example.
+        """
         sizes = dict(self.values)
         for symbol, dim in self.names.items():
             if dim == name:
                 sizes[symbol] = sizes.get(symbol, 0) + 1 if size is None else size
-        # torch's own divisions raise an error on division by zero.
+        # torch's division operators raise an error on division by zero.
         with contextlib.suppress(ArithmeticError, AssertionError):
             return bool(self.guard.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}) == sympy.false)
         return False
@@ -98,7 +100,7 @@ class _SizeCondition:
 
 @dataclass(frozen=True)
 class TracedConditions:
-    """Conditions on a model's sizes that torch.export assumed, in the order of its forward."""
+    """Conditions on a model's sizes that torch.export assumed, in the order in which forward met them."""
 
     met: list[_SizeCondition] = field(default_factory=list)
 
@@ -106,17 +108,17 @@ class TracedConditions:
         """Find the place in the model that does not admit a size.
 
         Args:
-            name: the dim.
-            size: None means any size but the example's.
+            name: name of the dim.
+            size: size of the dim. None means any other size than that of the example.
 
         Returns:
             Module and line as in `describe_location`; "" if unknown.
         """
-        # torch adds no condition that follows from earlier ones, so the last is the narrowest.
+        # torch adds no condition that follows from earlier conditions, so the last condition is the narrowest.
         for condition in reversed(self.met):
             if name in condition.names.values() and condition.fails_at(name, size):
                 return condition.place
-        # Several conditions together may leave only one size.
+        # It is possible that no single condition fails, because only several conditions together fix the size.
         if size is None:
             return self.last_place([name])
         return ""
@@ -135,7 +137,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
     """Collect the conditions that torch.export meets while it traces ``module``.
 
     Yields:
-        The conditions, filled while the context runs.
+        The conditions. They are filled while the context runs.
     """
     conditions, modules = TracedConditions(), module_paths(module)
     log = ShapeEnv._log_guard
@@ -145,7 +147,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
         if names:
             values = {symbol: int(env.backed_var_to_val[symbol]) for symbol in names if symbol in env.backed_var_to_val}
             where = describe_location(modules, reversed(list(_iter_caller_frames())))
-            # Finally torch.export compares dims of the same name, outside of any forward.
+            # At the end, torch.export compares dims of the same name. These conditions belong to no place in a forward.
             if where:
                 conditions.met.append(_SizeCondition(g, names, values, where))
         log(env, prefix, g, forcing_spec)
@@ -158,7 +160,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
 
 
 def _dim_of_symbol(env: ShapeEnv, symbol: sympy.Symbol) -> str:
-    """Return the name of the dim that a symbol represents, "" if it has none."""
+    """Return the name of the dim that a symbol represents; "" if the dim has no name."""
     sources = env.var_to_sources.get(symbol, ())
     return next((name for source in sources if (name := env.source_name_to_debug_name.get(source.name))), "")
 

@@ -1,4 +1,4 @@
-"""Fill a model from a file of weights: a state_dict, a checkpoint that contains one, or safetensors."""
+"""Fill a model from a file of weights: a state_dict, a checkpoint that contains a state_dict, or safetensors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from .train_mode_checks import iter_reachable
 State = dict[str, torch.Tensor]
 _SHOWN = 10
 _LIGHTNING = {"pytorch-lightning_version", "state_dict"}
-# Batch norms have it since torch 0.4.1, so older files lack it. It only counts training batches.
+# Name of a BatchNorm's buffer that counts training batches. It exists since torch 0.4.1, so older files lack it. It
+# does not affect inference.
 _COUNTER = "num_batches_tracked"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.\w+$")
-# Limit of nested dicts around the weights that are opened without a key.
+# Maximum depth of nested dicts to which weights are searched if no key is given.
 _DEEPEST = 64
 
 
@@ -53,19 +54,21 @@ def read_safetensors(path: Path) -> State:
 
 
 def find_state_dict(checkpoint: Any, key: str | None, path: Path) -> State | nn.Module:
-    """Find the weights in an object of torch.save: all of it, the part under ``key``, or the only candidate.
+    """Find the weights in an object that torch.save wrote. They are the object itself, the part under ``key``, or the
+    only part that contains weights.
 
     Args:
-        key: dots separate nested keys; None searches.
+        key: key of the weights. Dots separate nested keys. None searches for the weights.
 
     Returns:
         Name -> tensor, or a whole module.
 
     Raises:
-        LoadError: no weights are found, or several sets and no ``key``.
+        LoadError: no weights are found, or several sets of weights are found and no ``key`` is given.
     """
     if isinstance(checkpoint, Mapping) and checkpoint.keys() >= _LIGHTNING:
-        # Tensors of callbacks and optimizers lie beside the weights.
+        # A checkpoint of Lightning also contains tensors of callbacks and optimizers, so only its state_dict is
+        # searched.
         if key is None:
             key = "state_dict"
         elif key.partition(".")[0] not in checkpoint:
@@ -125,7 +128,8 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
         )
         below = {name.removeprefix(f"{rest}."): value[name] for name in names if str(name).startswith(f"{rest}.")}
         if step is None and below:
-            # The key selects a part of one set of weights: model.encoder.weight under the key model.
+            # The key may also be a prefix of names within one set of weights: the key "model" selects
+            # model.encoder.weight.
             return below
         if step is None:
             raise LoadError(
@@ -138,8 +142,8 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
 
 
 def _is_state_dict(value: Any) -> bool:
-    """Return whether a value is a module, or a dict of names to tensors that may contain numbers (an EMA's decay) and
-    extra state.
+    """Return whether a value is a module, or a dict from names to tensors. The dict may also contain numbers, such as
+    an EMA's decay, and extra state.
     """
     if isinstance(value, nn.Module):
         return True
@@ -157,10 +161,11 @@ def _is_optimizer_state(value: Any) -> bool:
 
 
 def _contains_weights(value: Any, barren: set[int]) -> bool:
-    """Return whether a dict contains weights at any depth; tensors of an optimizer's state do not count.
+    """Return whether a dict contains weights at any depth; tensors of an optimizer's state do not count as weights.
 
     Args:
-        barren: ids of dicts without weights, extended here; a dict may be in many others, and in itself.
+        barren: ids of dicts that are known to contain no weights. New ids are added. They are needed because a dict may
+            be in many other dicts, and in itself.
     """
     looked = set[int]()
     stack = [value]
@@ -177,12 +182,13 @@ def _contains_weights(value: Any, barren: set[int]) -> bool:
 
 
 def fill_module(module: nn.Module, state: State, path: Path) -> list[str]:
-    """Load ``state`` into ``module`` (in place), after removing prefixes that wrappers added.
+    """Remove prefixes that wrappers added to the names in ``state``, and load it into ``module`` in place.
 
-    A parameter that shares its memory with a loaded one (tied weights) may be missing from the file.
+    A parameter that shares its memory with a loaded parameter (tied weights) may be missing from the file.
 
     Returns:
-        Notes on tensors of the file that the model does not use, and tensors of the model that a file can't contain.
+        Notes on tensors of the file that the model does not use, and on tensors of the model that this kind of file
+        can't contain.
 
     Raises:
         LoadError: keys are missing or left over, or shapes differ; the message lists them.
@@ -256,7 +262,7 @@ class _ModelState:
 def _select_model_state(state: State, own: Mapping[str, Any], path: Path) -> _ModelState:
     """Select the part of ``state`` below one prefix that fits a model with the weights ``own``.
 
-    The other keys then belong to losses or metrics, as in a file of Lightning.
+    The other keys belong to losses or metrics, as in a checkpoint of Lightning.
 
     Raises:
         LoadError: several prefixes fit.
@@ -277,9 +283,9 @@ def _select_model_state(state: State, own: Mapping[str, Any], path: Path) -> _Mo
 
 
 def _find_fitting_prefixes(state: State, own: Mapping[str, Any]) -> list[str]:
-    """Return the prefixes below which most of the model's tensors lie; [] if they need none.
+    """Return the prefixes below which ``state`` has most of the model's tensors; [] if no prefix is needed.
 
-    Losses and metrics may repeat names of the model's layers under their own prefixes, so shapes count too.
+    Losses and metrics may repeat names of the model's layers under their own prefixes, so shapes are compared too.
     """
     found = Counter[str]()
     for name, value in state.items():
@@ -301,7 +307,7 @@ def _strip_common_prefixes(state: State, own: Sequence[str] | Any) -> State:
     """
     variants = [state, {name.replace("_orig_mod.", ""): value for name, value in state.items()}]
     while True:
-        # A key of torch's AveragedModel, beside its module.*.
+        # torch's AveragedModel has this key besides the keys module.*, so it is ignored.
         keys = [name for name in variants[-1] if name != "n_averaged"]
         prefixes = {name.partition(".")[0] for name in keys}
         if len(prefixes) != 1 or not all("." in name for name in keys):

@@ -1,7 +1,7 @@
 """Handle traces of models that use ``torch.func``.
 
-They contain its levels as calls of Python functions, which neither an exporter nor another evaluator of the graph
-supports.
+In such a trace, each level that ``torch.func`` enters or leaves is a call of a Python function. Neither exporters nor
+other evaluators of the graph support these calls.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def inline_vmap(program: torch.export.ExportedProgram, name: str) -> torch.expor
         name: name of the module's class, for messages.
 
     Returns:
-        The rewritten program; ``program`` itself without vmap.
+        The rewritten program; ``program`` itself if it does not use vmap.
 
     Raises:
-        ExportError: it takes a derivative inside, or writes to a tensor's data.
+        ExportError: the model takes a derivative inside, or writes to a tensor's data.
     """
     if any(map(_is_shape_only, program.constants.values())):
         raise make_derivative_error(name)
@@ -39,7 +39,7 @@ def inline_vmap(program: torch.export.ExportedProgram, name: str) -> torch.expor
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
     )
-    # An empty decomposition table keeps every operator that the levels do not affect.
+    # With an empty decomposition table, every operator that the levels do not affect is kept.
     if enters_level:
         return program.run_decompositions({})
     return program

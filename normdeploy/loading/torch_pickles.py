@@ -1,7 +1,8 @@
-"""Read files of torch.save: weights are data and are read as such; anything beyond that is code.
+"""Read files of torch.save. Weights are data, and they are read without running code. Anything else in a pickle counts
+as code.
 
 A pickle is a program for a small stack machine: its GLOBAL instructions import, and its REDUCE instructions call.
-torch's weights_only reader runs it with a fixed list of globals, enough for tensors in dicts and lists.
+torch's weights_only reader allows only a fixed list of globals, which is enough for tensors in dicts and lists.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from ..errors import LoadError, TrustError
 from .file_kinds import FileKind, archive_root, open_torch_archive, read_entry
 from .pickle_entries import find_foreign_entries
 
-# The legacy format is a series of five pickles: magic number, version, system, object, storage keys.
+# Number of pickles in a file of the legacy format: magic number, version, system, object, storage keys.
 _PICKLES = 5
 # Prefix of names that were defined in a notebook or in the running script.
 _OF_A_SCRIPT = "__main__."
 _LOST = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
-# Names in an ordinary state_dict; refusals omit them to show only the unusual ones.
+# Matches the globals of an ordinary state_dict. The message of a refusal omits these names, so that it shows only the
+# unusual names.
 _ORDINARY = re.compile(r"collections\.OrderedDict|torch(\.\w+)*\.(_rebuild_\w+|\w*Storage|Size|dtype|device)")
 # Containers of training options. They hold attributes and run no code of their own when they are unpickled.
 _PLAIN_DATA = (argparse.Namespace, SimpleNamespace)
@@ -44,7 +46,7 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
         The saved object.
 
     Raises:
-        TrustError: unpickling would import more than tensors need; the message names it.
+        TrustError: unpickling would import more than tensors need. The message names the imports.
         LoadError: the file is broken, or needs classes of the script that saved it.
     """
     try:
@@ -52,14 +54,14 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = _find_file_globals(path, kind)
-        # Without foreign globals, the pickle itself is broken.
+        # If no foreign global is found, the pickle itself is broken.
         if not named:
             raise LoadError(
                 f"{path} can't be read as weights: {first_line(error)}; it is broken: copy or save it again"
             ) from error
         lost = [name.removeprefix(_OF_A_SCRIPT) for name in named if name.startswith(_OF_A_SCRIPT)]
         if lost and not all(hasattr(sys.modules["__main__"], name.partition(".")[0]) for name in lost):
-            # Trust would not help: the class can't be found.
+            # Trust would not help, because the class can't be found.
             raise LoadError(_describe_script_globals(path, lost)) from error
         raise TrustError(
             f"{path} is not loaded: it is a pickle that contains more than tensors{_describe_entries(path, kind)}, and"
@@ -68,7 +70,7 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             " is safer"
         ) from error
     except Exception as error:
-        # torch's errors for a broken file share no base class: RuntimeError, EOFError, ValueError, and others.
+        # torch's errors for a broken file have no common base class: RuntimeError, EOFError, ValueError, and others.
         raise LoadError(
             f"{path} can't be read: {first_line(error)}; it is truncated or broken: copy or save it again"
         ) from error
@@ -105,7 +107,7 @@ def unpickle_fully(path: Path) -> Any:
         The saved object.
 
     Raises:
-        LoadError: a class can't be imported, or its code fails.
+        LoadError: a class can't be imported, or the code of a class fails.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
@@ -152,7 +154,7 @@ def first_line(error: BaseException, otherwise: str | None = None) -> str:
 
 
 def find_foreign_globals(stream: IO[bytes]) -> list[str]:
-    """Find the names that unpickling would import beyond those that tensors need; nothing is executed.
+    """Find the names that unpickling would import, without those that tensors need. Nothing is executed.
 
     Returns:
         Dotted names.
@@ -181,7 +183,7 @@ def describe_type(value: Any) -> str:
 
 
 def find_pickle_globals(stream: IO[bytes]) -> list[str]:
-    """Find the names in the GLOBAL instructions of a series of pickles; a broken tail is ignored.
+    """Find the names in the GLOBAL instructions of a series of pickles. A broken end of the series is ignored.
 
     Returns:
         Dotted names in order of first use.
@@ -191,13 +193,14 @@ def find_pickle_globals(stream: IO[bytes]) -> list[str]:
         for _ in range(_PICKLES):
             _collect_globals(stream, names)
     except Exception:
-        # pickletools raises ValueError, UnicodeDecodeError, and others on junk; names found so far count.
+        # pickletools raises ValueError, UnicodeDecodeError and other errors for invalid bytes. The names found so far
+        # are returned.
         pass
     return list(names)
 
 
 def _collect_globals(stream: IO[bytes], names: dict[str, None]) -> None:
-    # Strings pushed so far: STACK_GLOBAL takes its module and name from the stack.
+    # Strings that were pushed on the stack: STACK_GLOBAL takes its module and name from the stack.
     strings: list[str] = []
     memo: dict[int, str] = {}
     for opcode, argument, _ in pickletools.genops(stream):

@@ -1,4 +1,4 @@
-"""Restore torch's process-wide state, so that a forward that fails or changes settings does not affect later models."""
+"""Restore torch's process-wide state, because a forward that fails or changes settings would affect later models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @contextmanager
 def preserve_torch_state() -> Iterator[None]:
-    """Restore on exit: gradients, default dtype and device, autocast, and the levels of ``torch.func``.
+    """Restore torch's state at the end of the context: gradients, default dtype and device, autocast, and the levels of
+    ``torch.func``.
 
-    ``vmap``, ``grad`` and ``jvp`` enter a level and leave it at their end. If an operator between fails in a graph, the
-    level is never left, and every later operator of the process would run inside it.
+    ``vmap``, ``grad`` and ``jvp`` enter a level and leave it at their end. If an operator between these two points
+    fails in a graph, the level is never left. Every later operator of the process would then run inside this level.
     """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     gradients = torch.is_grad_enabled()
@@ -39,7 +40,7 @@ def preserve_torch_state() -> Iterator[None]:
 
 @contextmanager
 def silence_logger(name: str) -> Iterator[None]:
-    """Keep a library's log off the terminal; its exceptions contain the errors."""
+    """Discard a library's log within the context. Errors are still raised as exceptions."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)

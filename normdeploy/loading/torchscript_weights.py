@@ -1,8 +1,8 @@
-"""Read the weights of a TorchScript archive as data: none of its code is compiled or run.
+"""Read the weights of a TorchScript archive as data: none of the archive's code is compiled or run.
 
 ``data.pkl`` contains the module as a tree of objects of the archive's own classes, with every attribute. The source
 text of the classes (``code/``) declares which attributes are parameters and buffers. ``torch.jit.load`` would compile
-that code and run its ``__setstate__``.
+the source text and run the methods ``__setstate__``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from .file_kinds import archive_root, open_torch_archive, read_entry
 
 _CLASS = r"class {}\(Module\):\s+__parameters__ = \[(?P<parameters>[^\]]*)\]\s+__buffers__ = \[(?P<buffers>[^\]]*)\]"
 
-# Limit of module paths: forty modules that each hold the next one twice would have 2**40.
+# Maximum number of paths of modules. Forty modules, each of which contains the next module twice, would have 2**40
+# paths.
 _MOST = 2**18
-# Limit of the nesting of modules.
+# Maximum depth of nested modules.
 _DEEPEST = 1000
 
 
 @dataclass(frozen=True)
 class ScriptWeights:
-    """Parameters and buffers by their qualified names; TorchScript does not record which buffers are persistent."""
+    """Parameters and buffers by their qualified names. TorchScript does not record which buffers are persistent."""
 
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def weights_for(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Select the weights for ``module``: all parameters, and the buffers in its state_dict.
+        """Select the weights for ``module``: all parameters, and the buffers that ``module`` has in its state_dict.
 
         Returns:
             Name -> tensor.
@@ -53,8 +54,8 @@ def read_torchscript(path: Path) -> ScriptWeights:
         Parameters and buffers.
 
     Raises:
-        TrustError: its pickle names something that neither a tensor nor a TorchScript module needs.
-        LoadError: it is broken, or contains no weights (``torch.jit.freeze`` writes them into the code).
+        TrustError: the archive's pickle names something that neither a tensor nor a TorchScript module needs.
+        LoadError: the archive is broken, or contains no weights because ``torch.jit.freeze`` wrote them into the code.
     """
     with open_torch_archive(path) as archive:
         root = archive_root(archive)
@@ -65,7 +66,7 @@ def read_torchscript(path: Path) -> ScriptWeights:
         except TrustError:
             raise
         except Exception as error:
-            # pickle may raise any exception.
+            # pickle may raise exceptions of any type.
             raise LoadError(
                 f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken"
             ) from error
@@ -79,20 +80,22 @@ def read_torchscript(path: Path) -> ScriptWeights:
 
 
 class _ScriptObject:
-    """Module of the archive: its attributes, and the module and name of its class there."""
+    """Module of the archive: its attributes, and the module and name of its class in the archive."""
 
     origin: tuple[str, str]
 
 
 class _ScriptUnpickler(pickle.Unpickler):
-    """Build tensors, lists and plain objects; every other name is refused before anything is imported."""
+    """Unpickler that builds tensors, lists and plain objects. It refuses every other name before anything is
+    imported.
+    """
 
     def __init__(self, archive: ZipFile, root: str, path: Path) -> None:
         super().__init__(io.BytesIO(read_entry(archive, f"{root}/data.pkl", path)))
         self._archive = archive
         self._root = root
         self._path = path
-        # Each storage is read once, so tensors that share one keep sharing it.
+        # Each storage is read once, so tensors that share a storage in the archive also share it here.
         self._storages: dict[str, torch.Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -102,7 +105,7 @@ class _ScriptUnpickler(pickle.Unpickler):
             The class or function.
 
         Raises:
-            TrustError: weights need no such name.
+            TrustError: the name is not one that weights need.
         """
         if module == "__torch__" or module.startswith("__torch__."):
             return type(name, (_ScriptObject,), {"origin": (module, name)})
@@ -138,7 +141,7 @@ def _rebuild_tensor(
 
 
 def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeights:
-    """Collect all declared tensors by their paths from the root; a module with two names appears twice, as in a
+    """Collect all declared tensors by their paths from the root. A module with two names appears twice, as in a
     state_dict.
     """
     weights = ScriptWeights()
@@ -155,7 +158,7 @@ def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> Scri
             )
         if len(around) > _DEEPEST:
             raise LoadError(f"{path} nests modules {_DEEPEST} deep: no model does, so the file is malicious")
-        # Skip a module that contains itself.
+        # A module may contain itself, so skip a module that is already on the path from the root.
         if not isinstance(item, _ScriptObject) or id(item) in around:
             continue
         if item.origin not in classes:

@@ -1,11 +1,12 @@
-"""Remove asserts of a trace that the module itself contradicts.
+"""Remove asserts of a trace that do not hold for the module itself.
 
-If a dim takes only multiples of a step, torch defers its guards to asserts in the graph. Some of them are torch's own
-guesses, for example on strides or paddings of width 0. They hold at the example's sizes, but nothing depends on them:
-the module runs at other sizes, and so does the graph without the assert.
+If a dim takes only multiples of a step, torch defers its guards to asserts in the graph. Some asserts are torch's own
+guesses, for example about strides or paddings of width 0. They are true at the example's sizes, but no operator depends
+on them. The module also runs at sizes that such an assert excludes, and so does the graph without the assert.
 
-An assert is removed only if both give the same results at sizes that it excludes, which distinguishes a guess from a
-branch of the module. Sizes that the module itself refuses are ignored.
+An assert is removed only if the module and the graph without the assert give the same results at excluded sizes.
+Otherwise the assert is not a guess: the module takes another branch at these sizes. Sizes that the module itself
+refuses are ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from ..model import Dim, InputSpec, LoadedModel
 from .program_signature import user_inputs, with_constant_inputs
 
 _ASSERT = torch.ops.aten._assert_scalar.default
-# Number of excluded sizes to try for each assert.
+# Number of excluded combinations of sizes to try for each assert.
 _TRIES = 3
-# Each run copies the module, so larger models are not tried.
+# Maximum number of parameters of a model that is tried. Each run copies the module.
 _MOST_PARAMETERS = 2**28
-# Number of sizes of a dim to try above its smallest.
+# Number of sizes of a dim to try, from its smallest size upwards.
 _NEAR = 24
-# In units of the output dtype's epsilon. The module and its trace run the same operators and round alike, except for
-# sums that several threads compute in another order.
+# Allowed difference of outputs, in units of the output dtype's epsilon. The module and its trace run the same
+# operators. Results differ only if several threads add the terms of a sum in another order.
 _ROUNDINGS = 256
 
 
@@ -40,7 +41,7 @@ def drop_guessed_asserts(model: LoadedModel, fresh: Callable[[], nn.Module]) -> 
     """Erase asserts from the graph of ``model`` that exclude sizes at which the graph agrees with the module.
 
     Args:
-        fresh: makes a copy of the module, which a run may change.
+        fresh: function that makes a copy of the module, because a run may change it.
     """
     program = model.program
     asserts = [node for node in program.graph.nodes if node.target is _ASSERT]
@@ -69,7 +70,7 @@ def drop_guessed_asserts(model: LoadedModel, fresh: Callable[[], nn.Module]) -> 
 
 
 def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
-    """Return the dim of the inputs that each symbol of the trace represents."""
+    """Map each symbol of the trace to the name of the dim that the symbol represents."""
     found: dict[Any, str] = {}
     nodes = {node.name: node for node in model.program.graph.nodes if node.op == "placeholder"}
     tensors = [nodes[item.name] for item in user_inputs(model.program) if not isinstance(item, ConstantArgument)]
@@ -94,7 +95,9 @@ def _assert_condition(node: torch.fx.Node, symbols: Mapping[Any, str]) -> Callab
 
 
 def _iter_small_sizes(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
-    """Yield sizes close to the smallest: all dims moved equally, each by a different amount, or only one."""
+    """Yield sizes close to the smallest sizes. All dims are increased equally, each by a different amount, or only one
+    is increased.
+    """
     count = len(dims)
     for step in range(1, _NEAR):
         moves = [[step] * count, [step + k for k in range(count)]]
@@ -106,13 +109,13 @@ def _iter_small_sizes(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
 
 
 class _AssertFreeInterpreter(torch.fx.Interpreter):
-    """Run the graph without its asserts."""
+    """Interpreter that runs the graph without its asserts."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator.
 
         Returns:
-            Its result, None for an assert.
+            The operator's result; None for an assert.
         """
         if target is _ASSERT:
             return None
@@ -135,14 +138,14 @@ def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Ma
         with torch.no_grad():
             wanted = tree_leaves(fresh()(*args, **kwargs))
     except Exception:
-        # The user's forward may raise any exception.
+        # The user's forward may raise an exception of any type.
         return None
     try:
         with torch.no_grad():
             unlifted = model.program.module(check_guards=False)
             given = tree_leaves(_AssertFreeInterpreter(unlifted).run(*flat, enable_io_processing=False))
     except Exception:
-        # torch may raise any exception.
+        # torch may raise an exception of any type.
         return False
     return len(wanted) == len(given) and all(map(_values_agree, wanted, given))
 

@@ -1,9 +1,10 @@
-"""Prepare Hugging Face models as users deploy them: a task's outputs, a decoder with its past, or encoder-decoder
-parts.
+"""Prepare Hugging Face models for tracing in the form in which users deploy them. A model may have a task's outputs,
+may be a decoder with its past, or may be a part of an encoder-decoder.
 
-Each is the model itself with another ``forward``, so that its modules keep their paths. It takes tensors in the order
-of the inputs and returns them by name. Parts fit each other: the encoder's ``last_hidden_state`` is the decoder's
-``encoder_hidden_states``, and the output ``present.0.decoder.key`` is the next input ``past_key_values.0.decoder.key``.
+The prepared model is the model itself with another ``forward``, so that its modules keep their paths. This ``forward``
+takes tensors in the order of the inputs and returns tensors by name. Outputs of one part can be inputs of another part:
+the encoder's ``last_hidden_state`` is the decoder's ``encoder_hidden_states``, and the output ``present.0.decoder.key``
+is the next input ``past_key_values.0.decoder.key``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .key_value_cache import (
 )
 from .program_signature import dtype_name
 
-# Used if neither config nor table states the number of positions.
+# Number of positions if neither the config nor a table of the model determines the number.
 _POSITIONS = 512
 Outputs = dict[str, torch.Tensor]
 
@@ -42,9 +43,10 @@ class TraceableModel:
 
     Attributes:
         module: the module, with a suitable forward.
-        inputs: as ``--input`` takes them, in the order of its forward.
-        ranges: dim -> range as ``--dim`` takes it.
-        new: the dim of the new tokens, which share ``positions`` with a past; "" without a past.
+        inputs: inputs in the notation of ``--input``, in the order of forward's arguments.
+        ranges: dim name -> range in the notation of ``--dim``.
+        new: name of the dim of the new tokens, which share ``positions`` with the past tokens; "" for a model without a
+            past.
         positions: number of positions for past and new tokens together.
     """
 
@@ -59,10 +61,10 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     """Prepare a model, or a part of it, for tracing.
 
     Args:
-        part: "encoder", "decoder" or "decoder-with-past"; None: the whole model.
+        part: "encoder", "decoder" or "decoder-with-past". None takes the whole model.
 
     Returns:
-        The module with its inputs and ranges.
+        The module to trace, with its inputs and ranges.
 
     Raises:
         InputError: the model has no such part, or no past.
@@ -85,8 +87,8 @@ def _input_names(inputs: Sequence[str]) -> list[str]:
 
 
 def _replace_forward(module: nn.Module, count: int, forward: Callable[..., Outputs]) -> nn.Module:
-    """Give ``module`` a forward with ``count`` tensors; its parameters are named unlike any input, so that only order
-    counts.
+    """Give ``module`` a forward with ``count`` parameters for tensors. No input has the name of a parameter, so inputs
+    are matched by order.
     """
     parameters = [
         inspect.Parameter(f"tensor_{index}", inspect.Parameter.POSITIONAL_OR_KEYWORD) for index in range(count)
@@ -102,7 +104,9 @@ def _replace_forward(module: nn.Module, count: int, forward: Callable[..., Outpu
 
 
 def _select_outputs(model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> nn.Module:
-    """Make ``model`` return only those of ``outputs`` that it has, or everything if it has none of them."""
+    """Make ``model`` return only those of ``outputs`` that it has. If it has none of them, it returns all its
+    outputs.
+    """
     original, keys = model.forward, _input_names(inputs)
 
     def forward_selected(*tensors: torch.Tensor) -> Outputs:
@@ -132,7 +136,9 @@ def _position_limit(model: nn.Module) -> int:
 
 
 def _run_for_cache(model: nn.Module, **example: Any) -> Any:
-    """Return the cache of one run; configs have no common names for its layers, heads and sizes."""
+    """Return the cache of one run of the model. A run is needed because configs have no common names for the cache's
+    layers, heads and sizes.
+    """
     with torch.no_grad():
         made = model(**example, use_cache=True)
     cache = getattr(made, "past_key_values", None)
@@ -144,7 +150,7 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
 
 
 def _make_example_tokens() -> torch.Tensor:
-    # A length of 3 differs from any head count or head size.
+    # The length 3 differs from any number of heads and any head size, so the axis of the length can be recognized.
     return torch.ones(1, 3, dtype=torch.int64)
 
 
@@ -157,7 +163,9 @@ def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: s
 
 
 def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
-    """Prepare a decoder that takes its past as keys and values and returns them extended by the new tokens."""
+    """Prepare a decoder that takes keys and values of past tokens as inputs. It returns the keys and values of the past
+    tokens and the new tokens.
+    """
     original, known = model.forward, inspect.signature(model.forward).parameters
     past = flatten_cache(_run_for_cache(model, input_ids=_make_example_tokens()))
     inputs = ["input_ids:int64[batch,seq]"]
@@ -193,7 +201,7 @@ def _require_encoder(model: nn.Module) -> nn.Module:
 
 
 def _encoder_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the inputs of the whole model, without those of its decoder."""
+    """Return the inputs of the whole model, without the inputs of its decoder."""
     inputs, ranges = infer_default_inputs(model, folder)
     return [text for text in inputs if not text.startswith("decoder_")], ranges
 
@@ -206,7 +214,9 @@ def _prepare_encoder(model: nn.Module, folder: Path) -> TraceableModel:
 
 
 def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
-    """Prepare the decoder for the first tokens; it returns keys and values of both attentions."""
+    """Prepare the decoder for the first tokens. It returns keys and values of the self attention and of the cross
+    attention.
+    """
     example, hidden, masked = _run_encoder(model, folder)
     original = model.forward
     inputs = ["input_ids:int64[batch,decoder_seq]", hidden]
@@ -222,9 +232,9 @@ def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
 
 
 def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel:
-    """Prepare the decoder for tokens after ``past`` others.
+    """Prepare the decoder for tokens that follow ``past`` earlier tokens.
 
-    Keys and values of the cross attention are inputs only, since they do not change.
+    Keys and values of the cross attention are inputs but not outputs, since they do not change.
     """
     example, hidden, masked = _run_encoder(model, folder)
     original = model.forward
@@ -241,7 +251,8 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
         past = tensors[first - 1 : middle - 1]
         seen = tensors[middle - 1 :]
         cache = make_encoder_decoder_cache(pair_keys_values(past), pair_keys_values(seen))
-        # The states are never read: their keys and values are in the cache.
+        # The decoder does not read the encoder's states, because the keys and values computed from them are in the
+        # cache. Only the shape of the states matters.
         states = seen[0].new_zeros(seen[0].shape[0], seen[0].shape[2], width)
         made = original(
             encoder_outputs=(states,),
@@ -266,13 +277,14 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     Past and new tokens together must fit the decoder's table of positions.
 
     Args:
-        stated: dim -> largest size from the user. If it has only one of past and new tokens, the other gets the rest.
+        stated: dim name -> largest size that the user states. If the user limits only the past tokens or only the new
+            tokens, the other dim gets the remaining positions.
 
     Returns:
-        Dim -> range as ``--dim`` takes it.
+        Dim name -> range in the notation of ``--dim``.
 
     Raises:
-        InputError: nothing is left for one of them, or both together are too many.
+        InputError: past and new tokens together exceed the number of positions, or no position is left for one of them.
     """
     ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
     if not ready.new:
@@ -307,7 +319,7 @@ def _name_present_tensors(cache: Any, layers: int, wanted: Sequence[str] = ("dec
 def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:
     """Return an example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
     encoder, (inputs, _) = _require_encoder(model), _encoder_inputs(model, folder)
-    # Inputs are texts; parsing them gives the sizes of the example.
+    # The inputs are texts in the notation of ``--input``. Parsing them gives the sizes of the example.
     example = _make_example_tensors(parse_input_request(inputs, ()).inputs)
     known = inspect.signature(encoder.forward).parameters
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Find training mode in modules, in plain objects that modules hold, and in exported graphs.
+"""Find training mode in modules, in plain objects that modules refer to, and in exported graphs.
 
-A norm in training mode normalizes by its batch, and a dropout is random; exporters drop or keep either without a
-warning. BatchNorm without running statistics and InstanceNorm are not errors: they use their input's statistics in eval
-mode too.
+In training mode, a norm normalizes by the statistics of its batch, and a dropout is random. Exporters drop or keep
+these effects without a warning. BatchNorm without running statistics and InstanceNorm are not errors, because they use
+the statistics of their input even in eval mode.
 """
 
 from __future__ import annotations
@@ -117,10 +117,11 @@ def find_training_parts(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _ignores_mode(item: Any) -> bool:
-    """Return whether a module's own flag has no effect.
+    """Return whether the ``training`` flag of a module has no effect.
 
-    The code of a traced graph has the mode of its trace (`require_eval_graph`), and a bare Module only holds tensors.
-    ``torch.export`` returns such modules always with the flag set, and their ``eval()`` raises.
+    The code of a traced graph has the mode of its trace (`require_eval_graph`), and a plain ``torch.nn.Module`` only
+    contains tensors. ``torch.export`` returns both kinds of modules with the flag set. ``eval()`` of the graph module
+    that ``ExportedProgram.module()`` returns raises an exception.
     """
     of_export = type(item).__module__.startswith("torch.export.")
     return of_export or isinstance(item, torch.fx.GraphModule) or type(item) is nn.Module
@@ -130,7 +131,7 @@ def _has_training_flag(item: Any) -> bool:
     try:
         flag = getattr(item, "training", False)
     except Exception:
-        # A property of the user's class may raise any exception.
+        # A property of the user's class may raise an exception of any type.
         return False
     return isinstance(flag, bool | np.bool_) and bool(flag)
 
@@ -139,10 +140,10 @@ def require_eval(module: nn.Module, mend: bool) -> None:
     """Require that every part of ``module`` is in eval mode.
 
     Args:
-        mend: switch parts in training mode to eval mode (in place) instead of raising.
+        mend: True switches parts in training mode to eval mode, in place, instead of raising.
 
     Raises:
-        TrainingModeError: parts are in training mode, or can't be switched; the message names them.
+        TrainingModeError: parts are in training mode, or can't be switched to eval mode. The message names these parts.
     """
     parts = find_training_parts(module)
     if parts and mend:
@@ -168,13 +169,14 @@ def _set_eval_mode(module: nn.Module, parts: list[tuple[str, Any]]) -> list[tupl
             else:
                 item.training = False
         except Exception:
-            # The flag is read-only, a property, or in a frozen dataclass; the caller names it.
+            # The flag is read-only, a property, or in a frozen dataclass. The caller reports the part that stays in
+            # training mode.
             continue
     return find_training_parts(module)
 
 
 def _describe_parts(module: nn.Module, parts: list[tuple[str, Any]]) -> str:
-    """Return the names of the parts, beginning with those whose results depend on the mode."""
+    """Return the names of the parts, beginning with the parts whose results depend on the mode."""
 
     def mode_rank(part: tuple[str, Any]) -> int:
         plain = not isinstance(part[1], nn.Module)
@@ -201,11 +203,11 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
     """Require that the exported graph contains no training-mode BatchNorm, dropout or similar op.
 
     Args:
-        mend: rewrite such ops to their eval form in place instead of raising.
+        mend: True rewrites such ops to their eval form, in place, instead of raising.
 
     Raises:
-        TrainingModeError: such ops exist, with ``mend`` only those without an eval form; the message names their
-            modules.
+        TrainingModeError: without ``mend``, the graph contains such ops; with ``mend``, such an op has no eval
+            form. The message names the modules of these ops.
     """
     nodes = [node for node in iter_graph_nodes(program) if is_train_mode_op(node)]
     if not nodes:
@@ -250,7 +252,7 @@ def _module_path_of(node: torch.fx.Node) -> str:
 
 
 def bind_node_arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Map the node's arguments to the names in its operator's schema, defaults included.
+    """Map the names in the schema of the node's operator to the node's arguments, including defaults.
 
     Returns:
         Name -> value; {} if the target is not an operator.
@@ -289,7 +291,7 @@ def plain_operator_name(node: torch.fx.Node) -> str:
 
 
 def operator_schema(node: torch.fx.Node) -> Any:
-    """Return the schema of the node's operator, which must be an operator of the dispatcher."""
+    """Return the schema of the node's operator, which must belong to torch's dispatcher."""
     return node.target._schema  # type: ignore[union-attr]
 
 
@@ -297,7 +299,7 @@ def is_train_mode_op(node: torch.fx.Node) -> bool:
     """Return whether a node is a training-mode norm or an active dropout.
 
     Returns:
-        False also for norms without running statistics, which compute the same in eval mode.
+        False also for norms without running statistics, whose results are the same in eval mode.
     """
     given = bind_node_arguments(node)
     if not given:
@@ -318,8 +320,8 @@ def is_train_mode_op(node: torch.fx.Node) -> bool:
 
 
 def _set_op_to_eval(node: torch.fx.Node) -> None:
-    """Set the operator's flag to eval, unless it also returns updated statistics, which the program would write
-    back.
+    """Set the operator's flag to eval mode. An operator that also returns updated statistics is not changed, because
+    the program would then write these statistics back into the buffers.
     """
     if "functional" in operator_name(node):
         return
@@ -338,7 +340,7 @@ def _set_op_to_eval(node: torch.fx.Node) -> None:
 
 
 def _drop_batch_counters(program: torch.export.ExportedProgram) -> None:
-    """Remove the in-place batch counters of BatchNorms, which exist only in training mode."""
+    """Remove the in-place updates of BatchNorms' batch counters. These updates exist only in training mode."""
     buffers = program.graph_signature.inputs_to_buffers
     for node in reversed(list(program.graph.nodes)):
         if (

@@ -1,1 +1,1 @@
-"""Define norms as ops, in one table (`normdeploy.norms.norm_table`)."""
+"""Define the norm ops that normdeploy knows, in one table (`normdeploy.norms.norm_table`)."""

@@ -1,6 +1,6 @@
-"""Build the function of an op whose body is stored in the file: an own op or a third-party op.
+"""Build the function of an op whose body is stored in the file: one of normdeploy's own ops, or a third-party op.
 
-The written file, the float64 evaluation and the prover all read the op's meaning here.
+The body is the only definition of such an op. The written file, the float64 evaluation and the prover all use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx.parser
 
 from .norm_op import NormOp
 
-# version of the domains of such ops
+# Version of the domains of these ops
 VERSION = 1
 _KINDS: dict[int, tuple[str, type | tuple[type, ...]]] = {
     onnx.AttributeProto.FLOAT: ("FLOAT", float),
@@ -53,16 +53,16 @@ def norm_function_body(row: NormOp, opset: int) -> onnx.FunctionProto:
         if node.domain == "ai.onnx":
             node.domain = ""
         if not node.domain:
-            # The parser writes the default domain, other tools omit it.
+            # onnx's parser writes the name of the default domain, other tools omit it.
             node.ClearField("domain")
     return function
 
 
 def call_attributes(node: onnx.NodeProto, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve the attributes of a node of a function's body for a call with the attributes ``given``.
+    """Resolve the attributes of a node in a function body, for a call of the function with the attributes ``given``.
 
     Returns:
-        attribute name -> value.
+        values by attribute name.
     """
     return {
         a.name: given[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
@@ -71,7 +71,10 @@ def call_attributes(node: onnx.NodeProto, given: Mapping[str, Any]) -> dict[str,
 
 
 def _write_reductions(text: str, opset: int) -> str:
-    """Replace {mean} and the like in ``text`` by reductions in the opset's form: from 18 on, axes are an input."""
+    """Replace {mean} and similar fields in ``text`` by reductions in the opset's form.
+
+    From opset 18 on, the axes of a reduction are an input.
+    """
 
     def reduction_text(of: str, to: str, axes: str = "@axes", by: str = "ReduceMean") -> str:
         if opset < 18:
@@ -95,8 +98,9 @@ def _write_reductions(text: str, opset: int) -> str:
 def rename_colliding_inputs(function: onnx.FunctionProto, calls: Iterable[onnx.NodeProto]) -> onnx.FunctionProto:
     """Rename inputs of a function that have the name of a tensor that a call passes.
 
-    TensorRT-RTX's parser (1.7) looks up each passed tensor after it has named the ones before it. For F(X, residual) =
-    X − residual, called as F(a, X), it silently computes a − a. TensorRT's parser was not tested.
+    TensorRT-RTX's parser (1.7) confuses the names of a function's inputs with the names of passed tensors. For F(X,
+    residual) = X − residual, called as F(a, X), it first lets X be a, then looks up the passed X and finds a. So it
+    silently computes a − a. TensorRT's parser was not tested.
 
     Returns:
         a renamed copy, or ``function`` itself if no name collides.
@@ -130,7 +134,7 @@ def functions_to_rename(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """List the functions that `rename_colliding_inputs` would change.
 
     Returns:
-        functions of ``proto``.
+        the functions of ``proto`` that have colliding names.
     """
     calls = calls_by_function(proto)
     return [f for f in proto.functions if rename_colliding_inputs(f, calls.get((f.domain, f.name), ())) is not f]
@@ -140,7 +144,7 @@ def calls_by_function(proto: onnx.ModelProto) -> dict[tuple[str, str], list[onnx
     """Find the nodes that call each function, including calls in functions and in bodies.
 
     Returns:
-        (domain, name) -> calling nodes.
+        the calling nodes, keyed by (domain, name) of the function.
     """
     named = {(f.domain, f.name) for f in proto.functions}
     calls: dict[tuple[str, str], list[onnx.NodeProto]] = {}
@@ -152,7 +156,7 @@ def calls_by_function(proto: onnx.ModelProto) -> dict[tuple[str, str], list[onnx
 
 
 def _nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes, and those in their bodies.
+    """Yield the nodes, and the nodes in the bodies of their subgraphs.
 
     In valid ONNX, a tensor in a body never has the name of a tensor outside.
     """
@@ -164,11 +168,11 @@ def _nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodePro
 
 
 def describe_missing(row: NormOp, inputs: Sequence[str], attributes: Mapping[str, object]) -> list[str]:
-    """Describe the inputs and attributes that a call of an op omits or passes with a wrong type.
+    """List the inputs that a call of an op omits, and the attributes that it omits or passes with a wrong type.
 
     Args:
-        inputs: names of the passed tensors, "" for an omitted one.
-        attributes: values by name, None if the caller of a function supplies the value.
+        inputs: names of the passed tensors; "" for an omitted input.
+        attributes: values by name; None if the caller of the surrounding function supplies the value.
 
     Returns:
         one phrase for each, for example "the attribute 'axis' as INT".

@@ -1,14 +1,15 @@
-"""Define the interface in which norm ops are written once, as functions of standard ops.
+"""Define the interface through which each norm op is defined once, as a Python function of standard ops.
 
-A definition gets an interpreter, the op's inputs in order (None for an omitted one) and its attributes by name. It
-returns one output, or a tuple of all of them, with None for an unwanted one. `normdeploy.norms.onnx_norms`,
-`onnxruntime_norms` and `tensorrt_norms` contain the definitions. Their docstrings give shapes: N batches, C channels, S
-positions of a sequence, H the hidden size. Bodies of own ops are stored in files, so they are text
+A definition gets an interpreter, the op's inputs in order (None for an omitted input) and the op's attributes by name.
+It returns the only output, or a tuple of all outputs, with None for an output that the node does not have.
+`normdeploy.norms.onnx_norms`, `onnxruntime_norms` and `tensorrt_norms` contain the definitions. Their docstrings use
+these letters for sizes: N batches, C channels, S positions of a sequence, H the hidden size. normdeploy's own ops are
+defined by the text of their function bodies instead, because files contain these bodies
 (`normdeploy.norms.normdeploy_ops`).
 
-The float64 evaluation (`normdeploy.evaluate.norm_functions`), the prover (`normdeploy.proof.norm_definitions`) and the
-writer of foreign norms as standard nodes (`normdeploy.contrib.expansion_writer`) run these functions. Each has an
-`Interpreter` for its own kind of tensor.
+Three modules run the definitions: the float64 evaluation (`normdeploy.evaluate.norm_functions`), the prover
+(`normdeploy.proof.norm_definitions`), and the writer that expands contrib and plugin ops
+(`normdeploy.contrib.expansion_writer`). Each of them has an `Interpreter` for its kind of tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def round_to_float32(value: float) -> float:
     """Round to the float32 number that an attribute stores.
 
     Returns:
-        that number as a Python float.
+        the rounded number as a Python float.
     """
     return float(np.float32(value))
 
@@ -39,7 +40,7 @@ class NormalizedTensor(NamedTuple):
     """Normalized tensor with its statistics, which keep the reduced axes with size 1.
 
     Attributes:
-        mean: None if no mean is subtracted.
+        mean: the mean; None if the norm subtracts no mean.
         deviation: sqrt(variance + epsilon).
     """
 
@@ -77,7 +78,7 @@ class Interpreter(ABC):
 
     @abstractmethod
     def refuse(self, reason: str) -> NoReturn:
-        """Raise the interpreter's error for a form of an op that it can't compute."""
+        """Raise the interpreter's error, for attributes or inputs of an op that can't be computed."""
 
     @abstractmethod
     def rank_of(self, x: Tensor) -> int:
@@ -97,11 +98,31 @@ class Interpreter(ABC):
 
     @abstractmethod
     def reshape_like(self, y: Tensor, x: Tensor) -> Tensor:
-        """Reshape ``y`` to the shape of ``x``, which has as many elements.
+        """Reshape ``y`` to the shape of ``x``, which has the same number of elements.
 
         Returns:
             a tensor of the shape of ``x``.
         """
+
+    @abstractmethod
+    def last_size_of(self, x: Tensor) -> int:
+        """Return the size of the last axis; refuse a dynamic one."""
+
+    @abstractmethod
+    def split_last_axis(self, x: Tensor, size: int) -> Tensor:
+        """Reshape (…, n) to (…, n / size, size).
+
+        Returns:
+            ``x`` itself if n is ``size``.
+        """
+
+    def join_last_axes(self, y: Tensor, x: Tensor) -> Tensor:
+        """Reshape ``y`` back to the shape of ``x``, whose last axis `split_last_axis` split.
+
+        Returns:
+            a tensor of the shape of ``x``.
+        """
+        return self.reshape_like(y, x)
 
     @abstractmethod
     def reshape_per_channel(self, v: Tensor, x: Tensor) -> Tensor:
@@ -112,7 +133,7 @@ class Interpreter(ABC):
         """Reshape (groups,) so that it broadcasts to (N, groups, elements of a group)."""
 
     def reshape_per_element(self, v: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-        """Reshape a vector to the sizes of ``x`` along ``axes``, its last ones.
+        """Reshape a vector to the sizes of ``x`` along ``axes``, which are the last axes of ``x``.
 
         Returns:
             a tensor that broadcasts to ``x``.
@@ -120,7 +141,7 @@ class Interpreter(ABC):
         raise NotImplementedError
 
     def make_int64_vector(self, values: Sequence[int], name: str) -> Tensor:
-        """Make a vector of int64; ``name`` says its purpose.
+        """Make a vector of int64. A written file uses ``name`` in the tensor's name.
 
         Returns:
             a tensor of shape (len(values),).
@@ -128,7 +149,7 @@ class Interpreter(ABC):
         return np.array(values, dtype=np.int64)
 
     def make_int32_scalar(self, value: int, name: str) -> Tensor:
-        """Make a scalar of int32; ``name`` says its purpose.
+        """Make a scalar of int32. A written file uses ``name`` in the tensor's name.
 
         Returns:
             a tensor of shape ().
@@ -148,7 +169,9 @@ class Interpreter(ABC):
         return output < self.outputs
 
     def make_epsilon(self, value: float, like: Tensor) -> Tensor:
-        """Make a scalar like `make_scalar`; the prover may use the exact number that was rounded to ``value``.
+        """Make a scalar as `make_scalar` does.
+
+        The prover may replace it by the exact number that was rounded to ``value``.
 
         Returns:
             a tensor of shape ().
@@ -159,7 +182,7 @@ class Interpreter(ABC):
         """Cast to the dtype in which statistics are computed.
 
         Returns:
-            ``x`` in that dtype; by default unchanged.
+            the tensor; by default ``x`` unchanged.
         """
         return x
 
@@ -167,7 +190,7 @@ class Interpreter(ABC):
         """Cast to the dtype of ``like``.
 
         Returns:
-            ``x`` in that dtype; by default unchanged.
+            the tensor; by default ``x`` unchanged.
         """
         return x
 
@@ -180,8 +203,9 @@ class Interpreter(ABC):
         return self.reduce("ReduceMean", self("Mul", d, d), axes)
 
     def standardize(self, x: Tensor, axes: Sequence[int], epsilon: float, centered: bool = True) -> NormalizedTensor:
-        """Compute (x − mean) / sqrt(variance + epsilon) over ``axes``, or x / sqrt(mean(x²) + epsilon) without
-        ``centered``.
+        """Compute (x − mean) / sqrt(variance + epsilon) over ``axes``.
+
+        If not ``centered``, compute x / sqrt(mean(x²) + epsilon).
 
         Returns:
             the normalized tensor with its statistics.
@@ -206,8 +230,8 @@ def scale_and_shift(
     """Compute y · scale + bias in the dtype of ``scale``.
 
     Args:
-        bias: None adds nothing.
-        lay: reshapes scale and bias so that they broadcast to y.
+        bias: the bias; None to add nothing.
+        lay: function that reshapes scale and bias so that they broadcast to y.
 
     Returns:
         a tensor of the shape of y.
@@ -219,7 +243,7 @@ def scale_and_shift(
 
 
 def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
-    """List the axes from ``axis`` to the last.
+    """List the axes from ``axis`` to the last axis.
 
     Returns:
         negative axes, counted from the end: range(−k, 0).

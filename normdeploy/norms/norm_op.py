@@ -1,6 +1,6 @@
 """Define a norm op: its names, inputs, outputs, attributes, and the runtimes that run it.
 
-`normdeploy.norms.norm_table` is the table of all of them.
+`normdeploy.norms.norm_table` lists all norm ops.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 from .interpreter import Definition
 
-# domain of own ops
+# Domain of normdeploy's own ops
 DOMAIN = "normdeploy"
-# domain of onnxruntime's contrib ops
+# Domain of onnxruntime's contrib ops
 CONTRIB = "com.microsoft"
 
 Version = tuple[int, ...]
 
 
 class OpOwner(StrEnum):
-    """Owner of the definition of an op."""
+    """Standard, project or package that defines an op."""
 
     ONNX = "ONNX"
     # GroupNormalization of opsets 18 to 20
@@ -45,28 +45,30 @@ class StatisticsKind(Enum):
 class NormOp:
     """One norm op.
 
-    The names of inputs and outputs give their meaning, in the op's order. X is normalized, after ``residual`` and
-    ``added`` are added to it. ``scale`` and ``bias`` are gamma and beta; ``y_scale`` and ``y_zero_point`` are
-    QuantizeLinear's. Of the outputs, Y is the norm and ``sum`` the normalized sum; both have X's shape.
+    Inputs and outputs are listed in the op's order, with names that have a fixed meaning. X is the tensor that is
+    normalized; if the op has the inputs ``residual`` and ``added``, the sum of all three is normalized. ``scale`` and
+    ``bias`` are gamma and beta. ``y_scale`` and ``y_zero_point`` are the inputs of QuantizeLinear. The output Y is the
+    result of the norm, and ``sum`` is the sum that was normalized. Both have the shape of X.
 
     Attributes:
         kind: kind of norm in reports: LayerNorm, RMSNorm, GroupNorm, ...
-        attributes: all attributes that a node may have; a node of an own op has all of them.
+        attributes: all attributes that a node may have. A node of one of normdeploy's own ops has all of them.
         optional: inputs that a node may omit.
         since: first opset in which the op has this meaning.
-        bfloat16: first opset in which it accepts bfloat16.
-        domains: domains in which a node of this name is this op; () if the name alone decides.
-        typed_by: input whose dtype Y has.
-        centered: it subtracts the mean.
-        joined: it is a norm together with its neighbors.
-        quantizes: name of the norm's own op in reports, if QuantizeLinear is one of these neighbors.
-        plugin: kernel of this project, or of the package, that runs it in TensorRT; "" if there is none.
-        tensorrt: first TensorRT whose parser reads it correctly; TensorRT-RTX has read all of them since 1.4.
-        layer: TensorRT has one fused layer for it.
-        body: definition of an op that is stored in the file: nodes in ONNX's textual syntax, or a whole function in
-            bytes (`normdeploy.norms.function_bodies`).
+        bfloat16: first opset in which the op accepts bfloat16.
+        domains: domains in which a node with this op name is this op; () for any domain.
+        typed_by: name of the input that determines the dtype of Y.
+        centered: True if the op subtracts the mean.
+        joined: True if the op is a norm together with its neighboring ops.
+        quantizes: name in reports of the norm without the QuantizeLinear that is joined to it; "" for other ops.
+        plugin: kernel of this project, or of the package, that runs the op in TensorRT; "" for none.
+        tensorrt: first version of TensorRT whose parser reads the op correctly. TensorRT-RTX reads all norm ops since
+            1.4.
+        layer: True if TensorRT has one fused layer for the op.
+        body: definition of one of normdeploy's own ops, or of a third-party op, which files contain: nodes in ONNX's
+            textual syntax, or a serialized function (`normdeploy.norms.function_bodies`).
         definition: definition of any other op (`normdeploy.norms.interpreter`); None if it has no definition.
-        package: package that defines it; "" for all ops of the table.
+        package: installed package that defines the op; "" for all ops of the table.
     """
 
     op: str
@@ -93,13 +95,13 @@ class NormOp:
 
     @property
     def name(self) -> str:
-        """Return the op's name in reports: "LayerNormalization", or with a domain "normdeploy.AddLayerNorm"."""
+        """Return the op's name in reports, with the domain of non-standard ops: "normdeploy.AddLayerNorm"."""
         if self.owner in (OpOwner.OURS, OpOwner.GUEST):
             return f"{self.domains[0]}.{self.op}"
         return self.op
 
     def first_opset(self, dtype: str) -> int:
-        """Find the first opset that has the op in a dtype.
+        """Find the first opset in which the op accepts a dtype.
 
         Args:
             dtype: for example "float32" or "bfloat16".
@@ -118,7 +120,10 @@ class NormOp:
 
     @property
     def skippable_inputs(self) -> tuple[int, ...]:
-        """Return the indices of optional inputs before the last required one, which an empty name may omit."""
+        """Return the indices of the optional inputs that precede a required input.
+
+        A node omits such an input by an empty name.
+        """
         return tuple(i for i, name in enumerate(self.inputs[: self.min_inputs]) if name in self.optional)
 
     @property
@@ -128,19 +133,19 @@ class NormOp:
 
     @property
     def is_quantized_by_row(self) -> bool:
-        """Return True if it quantizes each row by a scale of its own, which is an output."""
+        """Return True if the op quantizes each row by the row's own scale, and returns the scales as an output."""
         return bool(self.quantizes) and "y_scale" in self.outputs
 
     @property
     def has_scale(self) -> bool:
-        """Return True if it multiplies by a scale."""
+        """Return True if the op multiplies by a scale."""
         return "scale" in self.inputs
 
 
 def make_row(
     owner: OpOwner, op: str, kind: str, inputs: str, attributes: str, outputs: str = "Y", **more: Any
 ) -> NormOp:
-    """Build a row from lists of words; "bias?" is an optional input.
+    """Build a row. Each list of names is one string, separated by spaces; "bias?" is an optional input.
 
     Returns:
         the row.

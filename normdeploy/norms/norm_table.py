@@ -1,9 +1,10 @@
-"""List all norm ops in one table, a row each: the standard's, this project's own and other tools'.
+"""List all norm ops in one table, a row per op: standard ops, normdeploy's own ops and the ops of other tools.
 
 Every other module reads the properties of a norm op from its row. A row lists the inputs, outputs and attributes of an
-op, and its definition. The definition is a function in the module of the row (`normdeploy.norms.onnx_norms`,
-`onnxruntime_norms`, `tensorrt_norms`). Own ops (`normdeploy.norms.normdeploy_ops`) and third-party ops
-(`normdeploy.norms.third_party`) are defined by the function body that is stored in the file.
+op, and its definition. The definition is a Python function in the module that has the row
+(`normdeploy.norms.onnx_norms`, `onnxruntime_norms`, `tensorrt_norms`). normdeploy's own ops
+(`normdeploy.norms.normdeploy_ops`) and third-party ops (`normdeploy.norms.third_party`) are defined by a function body,
+which files contain.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def rows_of_owner(owner: OpOwner) -> dict[str, NormOp]:
     """Select the rows of one owner.
 
     Returns:
-        op name -> row.
+        the rows, keyed by op name.
     """
     return {r.op: r for r in ROWS if r.owner is owner}
 

@@ -1,37 +1,45 @@
-"""List this project's own ops (domain ``normdeploy``), a row each, with a function body in standard ops.
+"""List normdeploy's own ops (domain ``normdeploy``), a row per op, with function bodies in standard ops.
 
-They express norms that no single standard node can express, and are written on request (``--fuse portable``). The body
-is part of the file, so every runtime runs it; a fused kernel replaces it if one is available. They compute in the dtype
-``stash_type`` (1: float32, 11: float64), and only the result is rounded to X's dtype. The float64 evaluation and the
-prover also use the body, so no second definition could differ.
+Own ops express norms that no single standard node can express. They are written on request (``--fuse portable``). The
+file contains the function body, so every runtime can run the op. A runtime with a fused kernel for the op uses the
+kernel instead. Own ops compute in the dtype ``stash_type`` (1: float32, 11: float64), and only the result is rounded to
+the dtype of X. The float64 evaluation and the prover use the body too, so there is no second definition that could
+differ.
 
-The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
+The first group are norms over ``axes``, with a scale, and often a bias, that broadcasts to X. An op with a kernel needs
+the trailing axes, and an op without a kernel takes any axes:
 
 - RMSNorm: X / sqrt(mean(X²) + epsilon) · scale; ONNX has it from opset 23 on.
-- LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; the variance is that of
-  torch.var without arguments, for a dynamic n.
+- LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; with ddof 1 the variance is the
+  variance of torch.var, for a dynamic n.
 - StdNorm: (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias; see Rush, "The Annotated Transformer",
   2018: a·(x − mean)/(std + eps) + b.
+- SimpleNorm: X / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale, the SimpleNorm of timm; X keeps its mean.
 - L2Norm: X / max(‖X‖₂, epsilon) · scale; it is torch.nn.functional.normalize.
-- ChannelLayerNorm: LayerNormalization over axis 1 of (N, C, …) at each place, with scale and bias of shape (C,); see
-  ConvNeXt, Liu et al. 2022.
+- OuterRMSNorm: X / (sqrt(mean(X²)) + epsilon) · scale; see Zhang, Sennrich, "Root Mean Square Layer Normalization",
+  2019, whose code adds epsilon outside the root.
+- ClampedRMSNorm: X / max(sqrt(mean(X²)), epsilon) · scale.
+- ChannelLayerNorm: LayerNormalization over axis 1 of (N, C, …), with scale and bias of shape (C,); see ConvNeXt, Liu et
+  al. 2022.
 
-Joined ops are a norm and its neighbors; their bodies contain the standard nodes that they replaced, which runtimes know
-to fuse:
+The second group are joined ops: a norm and its neighboring ops. Their bodies contain the standard nodes that they
+replaced, which runtimes may fuse themselves:
 
-- AddLayerNorm, AddRMSNorm: sum = X + residual (of one shape), Y = the norm of the sum over its last axis; both are
-  outputs.
+- AddLayerNorm, AddRMSNorm: the outputs are sum = X + residual, both of one shape, and Y, the norm of the sum over its
+  last axis.
 - ModulatedLayerNorm: X̂ · (1 + scale) + shift over the last axis, with scale and shift of shape (B, 1, D); see DiT,
   Peebles, Xie 2022.
 - GroupNormSiLU: y · sigmoid(y) of y = GroupNormalization(X), from opset 21 on.
+- GatedRMSNorm: RMSNorm(X) · gate · sigmoid(gate) over the last axis; the gate has the shape of X. Mamba-2 (Dao and Gu
+  2024) has such a norm; in this order it is Qwen3-Next's.
 - LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize: the norm, or the residual add and the
   norm, then QuantizeLinear. Y has the type of y_zero_point, int8 or float8e4m3fn; the output ``sum`` is not quantized.
-- LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize: the same
-  over the last axis with a scale per row, y_scale = max(max|norm|, least) / largest, in float32. ``largest`` is 127 for
-  int8 and 448 for float8e4m3fn.
+- LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize: the same ops
+  over the last axis, with one scale per row, y_scale = max(max|norm|, least) / largest, in float32. ``largest`` is 127
+  for int8 and 448 for float8e4m3fn.
 
-No op has the name of a standard op: TensorRT's parser reads only the name, and would use its own op with that op's
-attributes.
+No own op has the name of a standard op. TensorRT's parser looks only at the name, so it would read such a node as the
+standard op.
 """
 
 from __future__ import annotations
@@ -42,10 +50,10 @@ from .norm_op import DOMAIN, NormOp, OpOwner, make_row
 
 
 def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
-    """Build the row of an own op.
+    """Build the row of one of normdeploy's own ops.
 
-    Bodies are written for opset 17 and newer, kernels have the name of their op, and TensorRT's parser reads functions
-    from 9.0 on.
+    Bodies are written for opset 17 and newer. A kernel has the name of its op. TensorRT's parser reads functions from
+    9.0 on.
     """
     if plugin is None:
         kernel = op
@@ -57,7 +65,7 @@ def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, *
 _AFFINE = "X scale bias"
 _GROUPS = "epsilon num_groups stash_type"
 
-# {mean} and the like are reductions over the axes, whose form depends on the opset
+# {mean} and similar fields stand for reductions over the axes. Their nodes depend on the opset
 # (`normdeploy.norms.function_bodies`).
 _EPSILON = "given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
 _SCALED = "wide = Cast <to: int = @stash_type> (scale) scaled = Mul (normal, wide)"
@@ -73,12 +81,18 @@ _CENTERED = f"""
     many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
     variance = Mul (biased, factor) {_EPSILON}"""
 
-# onnxruntime fuses this to one kernel; Mul (x, x) in place of Pow would prevent it.
-_RMS = (
+_SQUARED = (
+    "x = Cast <to: int = @stash_type> (X) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
+    " @stash_type> (of) q = Pow (x, two) {biased} root = Sqrt (biased)"
+)
+
+# onnxruntime fuses these nodes to one kernel. With Mul (x, x) instead of Pow, it would not.
+_SCALED_RMS = (
     "x = Cast <to: int = @stash_type> ({of}) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
     f" @stash_type> (of) q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x,"
-    f" r) {_SCALED} Y = CastLike (scaled, X)"
+    f" r) {_SCALED}"
 )
+_RMS = f"{_SCALED_RMS} Y = CastLike (scaled, X)"
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
 _QUANTIZED = "Y = QuantizeLinear (result, y_scale, y_zero_point)"
 
@@ -96,7 +110,8 @@ def _quantizing_row(norm: str, op: str, inputs: str, attributes: str, outputs: s
     """Build the row of a norm, or of a residual add and a norm, followed by QuantizeLinear.
 
     Args:
-        body: computes ``result``, the norm. The scale is an input, or computed from each row if it is an output.
+        body: nodes that compute ``result``, the norm. The quantization scale is an input; if it is listed as an output,
+            it is computed from each row.
     """
     by_row = "y_scale" in outputs
     return _own_row(
@@ -137,12 +152,44 @@ ROWS: tuple[NormOp, ...] = (
         body=f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
     ),
     _own_row(
+        "SimpleNorm",
+        "SimpleNorm",
+        "X scale",
+        "axes epsilon ddof stash_type",
+        # Its result changes with an offset of X.
+        centered=False,
+        # No kernel is needed: TensorRT runs the body.
+        plugin="",
+        body=f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (x, r) {_SCALED}"
+        " Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "OuterRMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        # No kernel is needed: TensorRT runs the body.
+        plugin="",
+        body=f"{_SQUARED} {_EPSILON} r = Add (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "ClampedRMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        # No kernel is needed: TensorRT runs the body.
+        plugin="",
+        body=f"{_SQUARED} {_EPSILON} r = Clip (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
+    ),
+    _own_row(
         "L2Norm",
         "L2Norm",
         "X scale",
         "axes epsilon stash_type",
         centered=False,
-        # TensorRT also runs its body.
+        # No kernel is needed: TensorRT runs the body.
         plugin="",
         body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
         f" {_SCALED} Y = CastLike (scaled, X)",
@@ -152,7 +199,8 @@ ROWS: tuple[NormOp, ...] = (
         "LayerNorm",
         _AFFINE,
         "epsilon stash_type",
-        # Reshape to (N, places, C) and back. A −1 in a Reshape could not be resolved for an empty batch.
+        # Reshape to (N, number of positions, C) and back. The sizes are computed, because a −1 in a Reshape is
+        # ambiguous for an empty batch.
         body="whole = Shape (X) head = Shape <start: int = 0, end: int = 2> (X) tail = Shape <start: int = 2> (X)"
         " places = ReduceProd <keepdims: int = 1> (tail) flat = Concat <axis: int = 0> (head, places)"
         " rows = Reshape <allowzero: int = 1> (X, flat) last = Transpose <perm: ints = [0, 2, 1]> (rows)"
@@ -196,6 +244,17 @@ ROWS: tuple[NormOp, ...] = (
         since=21,
         body="normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int ="
         " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
+    ),
+    _own_row(
+        "GatedRMSNorm",
+        "RMSNorm",
+        "X scale gate",
+        "epsilon stash_type",
+        joined=True,
+        centered=False,
+        body=_SCALED_RMS.replace("{of}", "X").replace("{biased}", "{last}")
+        + " gated = Cast <to: int = @stash_type> (gate) opened = Sigmoid (gated) silu = Mul (gated, opened)"
+        " product = Mul (scaled, silu) Y = CastLike (product, X)",
     ),
     _quantizing_row(
         "LayerNormalization",

@@ -1,9 +1,9 @@
-"""Define the standard's norm ops, and their rows.
+"""Define the norm ops of the ONNX standard, and their rows.
 
-The definitions follow https://onnx.ai/onnx/operators. Variances are means of centered squares, as in that text. The
-function bodies in onnx's schemas compute E[x²] − E[x]²: the same function, but it cancels in float64 at a large mean,
-and its sign does not follow from its structure. tests/norms/test_norms_definitions.py compares the definitions with
-these bodies, tests/norms/test_norm_table.py the rows with onnx's schemas.
+The definitions follow https://onnx.ai/onnx/operators. Variances are means of centered squares, as in the standard. The
+function bodies in onnx's schemas compute E[x²] − E[x]² instead. This is the same function, but it loses digits in
+float64 if the mean is large, and the prover can't see that it is non-negative. tests/norms/test_norms_definitions.py
+compares the definitions with these bodies. tests/norms/test_norm_table.py compares the rows with onnx's schemas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEAN_VARIANCE_EPSILON = round_to_float32(1e-9)
 def layer_norm(
     o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor = None, *, axis: int = -1, epsilon: float = EPSILON, **_: Any
 ) -> Any:
-    """Define LayerNormalization over ``axis`` and all axes behind it; scale and bias broadcast to x.
+    """Define LayerNormalization over ``axis`` and all axes after it; scale and bias broadcast to x.
 
     Returns:
         Y, Mean, InvStdDev (None if unwanted).
@@ -38,7 +38,7 @@ def layer_norm(
 
 
 def rms_norm(o: Interpreter, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = EPSILON, **_: Any) -> Any:
-    """Define RMSNormalization, and onnxruntime's SimplifiedLayerNormalization.
+    """Define RMSNormalization, and SimplifiedLayerNormalization of onnxruntime.
 
     Returns:
         Y, and 1 / rms (None if unwanted).
@@ -214,7 +214,7 @@ ROWS: tuple[NormOp, ...] = (
     ),
 )
 
-# ops of older opsets
+# Norm ops of older opsets that have another meaning now
 OLD_ROWS: tuple[NormOp, ...] = (
     make_row(
         OpOwner.ONNX_18,

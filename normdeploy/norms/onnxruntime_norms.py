@@ -1,6 +1,6 @@
-"""Define onnxruntime's norm ops by its docs/ContribOperators.md, and their rows.
+"""Define onnxruntime's norm ops, and their rows.
 
-The schemas of the installed package agree with that text.
+The definitions follow onnxruntime's docs/ContribOperators.md. The schemas of the installed package agree with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .interpreter import (
 from .norm_op import CONTRIB, NormOp, OpOwner, make_row
 from .onnx_norms import group_norm_21, layer_norm, rms_norm
 
-# epsilon of the Skip… ops and EmbedLayerNormalization
+# Default epsilon of the Skip… ops and of EmbedLayerNormalization
 SKIP_EPSILON = round_to_float32(1e-12)
 
 
@@ -47,7 +47,7 @@ def skip_layer_norm(
 
     Args:
         x: shape (B, S, H) or (T, H).
-        residual: the shape of x, or broadcast to it.
+        residual: the shape of x, or a shape that broadcasts to it.
         scale, bias, added: shape (H,).
 
     Returns:
@@ -96,8 +96,8 @@ def embed_layer_norm(
     """Define EmbedLayerNormalization: the layer norm over H of the sum of the rows that the ids select.
 
     Args:
-        ids, segments, mask, position_ids: shape (B, S); without position_ids the first S rows of ``positions`` are
-            taken.
+        ids, segments, mask, position_ids: shape (B, S). Without position_ids, the first S rows of ``positions`` are
+            used.
         words, positions, segment_words: tables of shape (rows, H).
 
     Returns:
@@ -172,13 +172,80 @@ def skip_group_norm(
     return ort_group_norm(o, total, scale, bias, **attributes), total
 
 
+def gated_rms_norm(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor,
+    gate: Tensor,
+    *,
+    activation: str | bytes = "silu",
+    epsilon: float = EPSILON,
+    **_: Any,
+) -> Tensor:
+    """Define GatedRMSNorm: RMS norm of each C elements of a row, times scale, times SiLU or sigmoid of the gate.
+
+    Args:
+        x, gate: shape (…, H · C).
+        scale: shape (C,).
+        activation: "silu", its other name "swish", or "sigmoid".
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
+    if isinstance(activation, bytes):
+        activation = activation.decode(errors="replace")
+    if activation not in ("silu", "swish", "sigmoid"):
+        o.refuse(f"its activation is {activation!r}; expected 'silu', 'swish' or 'sigmoid'")
+    rows = o.split_last_axis(x, o.last_size_of(scale))
+    normal = o.standardize(rows, [-1], epsilon, centered=False).value
+    y = o("Mul", normal, o.widen_for_statistics(scale))
+    if rows is not x:
+        y = o.join_last_axes(y, x)
+    wide_gate = o.widen_for_statistics(gate)
+    if activation == "sigmoid":
+        factor = o("Sigmoid", wide_gate)
+    else:
+        factor = silu(o, wide_gate)
+    return o.cast_like(o("Mul", y, factor), x)
+
+
+def branchwise_rms_norm(
+    o: Interpreter, x: Tensor, scale: Tensor = None, *, num_branches: int = 0, epsilon: float = EPSILON, **_: Any
+) -> Tensor:
+    """Define BranchwiseRMSNorm: RMS norm of each branch of H elements.
+
+    Args:
+        x: shape (…, C, H), or (…, C · H) with ``num_branches`` = C.
+        scale: shape (H,), (C, H) or (C · H,); None for 1.
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
+    if num_branches < 0:
+        o.refuse(f"its number of branches is {num_branches}")
+    rows = x
+    if num_branches:
+        size = o.last_size_of(x)
+        if size % num_branches:
+            o.refuse(f"its last size {size} is not divisible into {num_branches} branches")
+        rows = o.split_last_axis(x, size // num_branches)
+    y = o.standardize(rows, [-1], epsilon, centered=False).value
+    if scale is not None:
+        if o.rank_of(scale) == 1:
+            scale = o.split_last_axis(scale, o.last_size_of(x) // max(num_branches, 1))
+        y = o("Mul", y, o.widen_for_statistics(scale))
+    if rows is not x:
+        y = o.join_last_axes(y, x)
+    return o.cast_like(y, x)
+
+
 def _contrib_row(*words: str, domains: tuple[str, ...] = (CONTRIB,), **more: Any) -> NormOp:
     return make_row(OpOwner.ONNXRUNTIME, *words, domains=domains, **more)
 
 
 _SUMMED = "Y mean inverse_deviation sum"
 _EMBEDDED = "ids segments? words positions segment_words? scale bias mask? position_ids?"
-# onnxruntime also accepts these in the default domain, in opsets in which the standard has no op of that name.
+# onnxruntime also accepts these ops in the default domain, in opsets in which the standard has no op of the same name.
 _OPEN: dict[str, Any] = {
     "domains": (CONTRIB, ""),
     "typed_by": "scale",
@@ -243,5 +310,21 @@ ROWS: tuple[NormOp, ...] = (
         "groups activation channels_last epsilon",
         "Y sum",
         definition=skip_group_norm,
+    ),
+    _contrib_row(
+        "GatedRMSNorm",
+        "RMSNorm",
+        "X scale gate",
+        "activation epsilon",
+        centered=False,
+        definition=gated_rms_norm,
+    ),
+    _contrib_row(
+        "BranchwiseRMSNorm",
+        "RMSNorm",
+        "X scale?",
+        "num_branches epsilon",
+        centered=False,
+        definition=branchwise_rms_norm,
     ),
 )

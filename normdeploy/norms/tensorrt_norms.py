@@ -1,7 +1,10 @@
 """Define the norm ops of TensorRT's plugins, and their rows.
 
-The definitions follow README and plugin creator, which contains the defaults, in each folder of TensorRT's plugin/:
-groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
+Each definition follows the README and the plugin creator of a folder in TensorRT's plugin/. The plugin creator contains
+the defaults.
+
+The folders are groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin,
+skipLayerNormPlugin.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from .interpreter import EPSILON, Definition, Interpreter, Tensor, axes_from, sc
 from .norm_op import NormOp, OpOwner, make_row
 from .onnx_norms import group_norm_21
 
-# fixed in groupNormPlugin.cpp
+# Number of groups, a constant in groupNormPlugin.cpp
 PLUGIN_GROUPS = 32
-# type_id -> std::numeric_limits<float or half>::epsilon(), compiled into skipLayerNormPlugin
+# Epsilon by type_id (0: float, 1: half). skipLayerNormPlugin uses std::numeric_limits<T>::epsilon() of the type.
 PLUGIN_SKIP_EPSILONS = {0: 2.0**-23, 1: 2.0**-10}
 
 
@@ -51,7 +54,7 @@ def plugin_group_normalization(
     epsilon: float = EPSILON,
     **_: Any,
 ) -> Tensor:
-    """Define GroupNormalizationPlugin of (N, C, …); its creator calls epsilon "eps".
+    """Define GroupNormalizationPlugin of (N, C, …). Its creator names the attribute ``eps`` instead of ``epsilon``.
 
     Returns:
         Y, of the shape and dtype of x.
@@ -72,7 +75,7 @@ def plugin_layer_norm(
     epsilon: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """Define LayerNorm over ``axis`` and all axes behind it, with one scale and bias value per element of these.
+    """Define LayerNorm over ``axis`` and all axes after it, with one scale and bias value per element of these axes.
 
     Returns:
         Y, of the shape and dtype of x.
@@ -99,7 +102,7 @@ def plugin_instance_norm(
     """Define InstanceNormalization_TRT of (N, C, …), followed by a leaky Relu of slope ``alpha`` if ``relu`` is set.
 
     Args:
-        scale, shift: shape (C,); None takes the attributes ``scales`` and ``bias`` instead.
+        scale, shift: shape (C,); None to use the attributes ``scales`` and ``bias`` instead.
 
     Returns:
         Y, of the shape and dtype of x.
@@ -129,7 +132,7 @@ def plugin_skip_layer_norm(
 ) -> Tensor:
     """Define CustomSkipLayerNormPluginDynamic: the layer norm over H of x + residual + bias.
 
-    The plugin stores its vectors in float32, regardless of the dtype of its data.
+    The plugin stores gamma, beta and bias in float32, regardless of the dtype of its data.
 
     Args:
         x, residual: shape (S, B, H, 1, 1), or with H last.

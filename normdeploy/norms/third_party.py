@@ -5,13 +5,13 @@ A package registers them under the domain of its ops, in its pyproject.toml:
     [project.entry-points."normdeploy.norms"]
     acme = "acme.norms:NORMS"
 
-The object is a `GuestNorm`, several in a list or tuple, or a function without parameters that returns these. Everything
-else follows from the row and the body, as for own ops. The node is recognized in files that contain it, evaluated in
-float64, proved, kept in float32 in half precision, and reported. No claim of the package is trusted: the file runs the
-body, and the certificate is computed from it. A form that writes another function than its norm is refused like any
-wrong rewrite.
+The object is a `GuestNorm`, a list or tuple of them, or a function without parameters that returns one of these.
+Everything else follows from the row and the body, as for normdeploy's own ops. The node is recognized in files that
+contain it, evaluated in float64, proved and reported, and it stays float32 in a half-precision file. Claims of the
+package are not trusted: runtimes run the body, and the certificate is computed from the body. If a package writes a
+form that computes another function than the norm, the form is refused like any wrong rewrite.
 
-Such nodes are written only with ``fuse="portable"``, before own ops are tried.
+Such nodes are written only with ``fuse="portable"``, before normdeploy's own ops are tried.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from . import function_bodies
 from .norm_op import DOMAIN, NormOp, OpOwner
 from .norm_table import OURS, ROWS
 
-# Domains of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and this project.
+# Domains, with their subdomains, that packages may not use: those of ONNX, onnxruntime and its extensions, PyTorch's
+# exporters, TensorRT's plugins, and this project.
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DOMAIN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -41,15 +42,16 @@ _ROLES = ("X", "scale", "bias")
 class GuestPlugin:
     """TensorRT kernel of the op: a plugin that the package registers.
 
-    The plugin node has the op's inputs, in their order, and its attributes. The package claims that the kernel computes
-    the body; nothing here proves it. ``build`` reports this, and ``verify`` runs the kernel.
+    The plugin node has the inputs of the op, in the same order, and the attributes of the op. The package claims that
+    the kernel computes the same as the body. This is not proved: ``build`` reports it, and ``verify`` runs the kernel.
 
     Attributes:
         name: name of the plugin, as its creator registers it.
         namespace: namespace of the plugin.
         version: version of the plugin.
-        register: called without arguments, in the process that builds, before TensorRT parses the file.
-        attributes: further attributes that the creator needs: pairs of a name and an int, float or str.
+        register: function that registers the plugin. It is called without arguments in the process that builds, before
+            TensorRT parses the file.
+        attributes: further attributes that the creator needs, as pairs of a name and an int, float or str.
     """
 
     name: str
@@ -64,20 +66,21 @@ class GuestNorm:
     """One norm op of a package.
 
     Attributes:
-        op: name of the op. It must differ from the names of the standard's ops, own ops and other tools' norm ops,
-            since TensorRT's parser reads only the name.
+        op: name of the op. It must differ from the names of standard ops, normdeploy's own ops and other tools' norm
+            ops, because TensorRT's parser ignores the domain.
         kind: kind of norm in reports, such as "ScaleNorm".
-        inputs: meanings of the inputs, in the op's order: "X" first, which is normalized, then "scale" and "bias". All
-            are required. X may have any shape; the form decides the shapes of the others.
-        attributes: names of the attributes; a node has all of them. "epsilon" is a float.
+        inputs: names of the inputs, in the op's order: first "X", which is normalized, then "scale" and "bias". All
+            listed inputs are required. X may have any shape; the form decides the shapes of scale and bias.
+        attributes: names of the attributes. A node has all of them. "epsilon" is a float.
         body: nodes of standard ops in ONNX's textual syntax, valid at ``since`` and each newer opset. They compute Y,
-            of X's shape and type, from the inputs; ``@name`` is an attribute. Or a whole onnx.FunctionProto.
-        form: (norm, writer) -> the norm as nodes (``writer.done()``), or a refusal (``writer.refuse(reason)``).
-            ``norm`` is a `normdeploy.recognition.norm_facts.Norm`, ``writer`` a
+            which has the shape and type of X, from the inputs; ``@name`` is an attribute. Alternatively, an
+            onnx.FunctionProto.
+        form: function of (norm, writer) that writes the norm as nodes and returns ``writer.done()``, or a refusal,
+            ``writer.refuse(reason)``. ``norm`` is a `normdeploy.recognition.norm_facts.Norm`, ``writer`` a
             `normdeploy.forms.norm_writer.OpWriter`.
-        since: lowest opset for which the body is valid, 17 or above. A file of a lower opset is raised to it.
-        centered: it subtracts the mean.
-        plugin: its TensorRT kernel, or None.
+        since: lowest opset for which the body is valid, 17 or above. A file with a lower opset is converted to it.
+        centered: True if the norm subtracts the mean.
+        plugin: TensorRT kernel of the op, or None.
     """
 
     op: str
@@ -93,7 +96,7 @@ class GuestNorm:
 
 @dataclass(frozen=True)
 class ThirdPartyNorm:
-    """Norm op that was checked: its row in the format of the norm table, the package's norm, and the package."""
+    """Norm op of a package after the check: its row for the norm table, the package's `GuestNorm`, and the package."""
 
     row: NormOp
     norm: GuestNorm
@@ -119,7 +122,7 @@ def third_party_row(domain: str | None, op: str) -> NormOp | None:
 
 
 def function_op_row(domain: str | None, op: str) -> NormOp | None:
-    """Find the row of an op whose body is stored in the file: an own op or a third-party op.
+    """Find the row of an op whose body is stored in the file: one of normdeploy's own ops, or a third-party op.
 
     Returns:
         the row, or None for every other op.
@@ -130,7 +133,9 @@ def function_op_row(domain: str | None, op: str) -> NormOp | None:
 
 
 def is_managed_op(domain: str | None, op: str) -> bool:
-    """Check whether a node or function is rewritten for each opset instead of belonging to the file.
+    """Check whether normdeploy writes the function of an op for each opset.
+
+    The functions of all other ops belong to the file and stay unchanged.
 
     Returns:
         True for everything in this project's domain, and for third-party ops.
@@ -142,7 +147,7 @@ def third_party_norm(domain: str | None, op: str) -> ThirdPartyNorm | None:
     """Find a third-party norm op.
 
     Returns:
-        its row together with the package's norm, or None for every other node.
+        the row and the package's norm, or None for every other node.
     """
     if domain and not _is_reserved_domain(domain):
         return _norms_of_domain(domain).get(op)
@@ -150,7 +155,7 @@ def third_party_norm(domain: str | None, op: str) -> ThirdPartyNorm | None:
 
 
 def norm_of_plugin(domain: str | None, name: str) -> ThirdPartyNorm | None:
-    """Find the third-party norm op whose kernel is the plugin ``name``, in the domain in which its node is written.
+    """Find the third-party norm op whose kernel is the plugin ``name``.
 
     Returns:
         the op, or None.
@@ -164,7 +169,7 @@ def norm_of_plugin(domain: str | None, name: str) -> ThirdPartyNorm | None:
 
 
 def all_third_party_norms() -> tuple[ThirdPartyNorm, ...]:
-    """Load the norm ops of all packages, which imports the packages.
+    """Import all packages that define norm ops and load the ops.
 
     Returns:
         the ops in the order of their domains.
@@ -265,7 +270,7 @@ def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
 
 
 def _describe_contract_error(norm: GuestNorm) -> str | None:
-    """Describe how the norm breaks the contract; None if it does not."""
+    """Describe how the norm breaks the contract; None if it is valid."""
     words = [norm.op, norm.kind, *_as_word_list(norm.inputs), *_as_word_list(norm.attributes)]
     if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in words):
         return f": its names are {words!r:.160}; each must consist of letters, digits and _"

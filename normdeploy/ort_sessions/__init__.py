@@ -1,1 +1,1 @@
-"""onnxruntime sessions, with a child process that tries risky ones first."""
+"""onnxruntime sessions. A model that may crash onnxruntime is first run in a child process."""

@@ -1,4 +1,6 @@
-"""Start modules of this package in child processes, for libraries that may abort."""
+"""Build the command and environment that run a module of this package in a child process, because some libraries may
+abort their process.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[2]
-# If this variable is set, each onnxruntime session is first opened and run in a child, whatever the file contains.
+# Name of an environment variable. If the variable is set, every onnxruntime session is first opened and run in a child
+# process, whatever the file contains.
 REHEARSE_ALL = "NORMDEPLOY_REHEARSE_ALL"
 
 
@@ -20,7 +23,7 @@ def module_command(module: str) -> tuple[str, ...]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return environment variables with which a child imports this very copy of the package, installed or not.
+    """Return environment variables with which a child process imports the same copy of this package, installed or not.
 
     Returns: the current environment with this package's folder first in PYTHONPATH.
     """

@@ -2,7 +2,8 @@
 
 onnxruntime 1.31 checks divisors for 0 and indices for their range. Other cases are unchecked and end the process:
 
-- SIGFPE: an integer division whose result does not fit, an STFT frame without samples, and zero groups, heads or parts.
+- SIGFPE: an integer division whose result does not fit its type, an STFT frame without samples, and a count of groups,
+  heads or parts that is zero.
 - SIGSEGV or SIGABRT: a negative number of batch dims, a sparse constant in a function and, in some ops, a tensor
   without elements.
 """
@@ -23,18 +24,18 @@ from ..storage.onnx_domains import is_standard, qualified_op
 from ..storage.proto_traversal import attribute_value, iter_subgraphs, nodes_with_bodies
 
 _WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
-# Ops outside ONNX's domain carry their domain.
-# Each kernel of these ops divides by these attributes.
+# Op -> attributes by which the op's kernel divides. Names of ops outside ONNX's domain contain the domain.
 _COUNTS = {
     "Attention": ("q_num_heads", "kv_num_heads"),
     "ConvTranspose": ("group",),
     "com.microsoft.GroupQueryAttention": ("num_heads", "kv_num_heads"),
     "com.microsoft.SparseAttention": ("num_heads", "kv_num_heads"),
 }
-# Microsoft's ops truncate counts to 32 bits. Block sizes are squared in 64 bits, and a square of 0 becomes a divisor.
+# A multiple of this number becomes 0 in a kernel, which then divides by 0. Microsoft's ops truncate counts to 32 bits.
+# The ops in `_BLOCKS` square their block size in 64 bits and divide by the square.
 _CUT = 2**32
 _BLOCKS = frozenset({"DepthToSpace", "SpaceToDepth"})
-# These end the process if a tensor that they read has no element.
+# Ops that end the process if a tensor that they read has no element.
 _NEED_ELEMENTS = frozenset(
     {
         "Attention",
@@ -57,7 +58,8 @@ _NEED_ELEMENTS = frozenset(
         "com.microsoft.SkipSimplifiedLayerNormalization",
     }
 )
-# For each input position, the fewest dims. These ops read a dim's size without checking that the input has that dim.
+# Op -> position of an input -> minimum number of its dims. These ops read a dim's size without checking that the input
+# has that dim.
 _LEAST_RANKS = {
     "AffineGrid": {1: 1},
     "Attention": {4: 3, 5: 3},
@@ -68,10 +70,10 @@ _LEAST_RANKS = {
     "com.microsoft.CropAndResize": {0: 4, 1: 2, 2: 1},
     "com.microsoft.QMoE": {2: 3, 5: 3},
 }
-# The outputs of these may have no element, whatever their inputs.
+# Ops whose outputs may have no element, whatever the sizes of their inputs.
 _MAY_BE_EMPTY = frozenset({"Compress", "NonMaxSuppression", "NonZero"})
 _SIZES = frozenset({"Shape", "Size"})
-# Each element of the result is an element of the data.
+# Ops that only move elements: each element of the result is an element of the data.
 _MOVERS = frozenset(
     {
         "Concat",
@@ -87,26 +89,28 @@ _MOVERS = frozenset(
         "Unsqueeze",
     }
 )
-# Position of the input that has the result's type; 0 for all other ops.
+# Op -> position of the input that has the result's type. The position is 0 for all other ops.
 _TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
 _INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
-# Files that contain none of these words have no risky node.
+# Names that occur in every file with a risky node. A file without any of these names has no risky node.
 _OPS = {*_BLOCKS, *_COUNTS, *_LEAST_RANKS, *_NEED_ELEMENTS, "Div", "GatherND", "Mod", "SplitToSequence", "sparse_value"}
 MENTIONS = re.compile("|".join(sorted(op.rpartition(".")[2] for op in _OPS)).encode())
 _SHOWN = 3
-# Bytes. Shape inference copies the model, so larger models go without.
+# Maximum size in bytes of a model for which shapes are inferred. Shape inference copies the model.
 _INFERRED = 1 << 28
 
 
 def find_crash_risks(model: onnx.ModelProto) -> list[str]:
     """Find the nodes that may end the process.
 
-    Returns: one line per node with its label and the reason, at most 3 and a count; [] for nearly every model.
+    Returns: one line per node, with its label and the reason. At most 3 nodes are listed, followed by the number of
+        further nodes. [] for nearly every model.
     """
     risks = _RiskScope(model.graph).find_risks()
     for function in model.functions:
         risks += _RiskScope(function).find_risks()
-        # onnxruntime 1.31 ends with SIGSEGV on opening some of these files; it depends on the number of other nodes.
+        # onnxruntime 1.31 ends with SIGSEGV when it opens some of the files with a sparse constant in a function. The
+        # crash depends on the number of other nodes.
         risks += [
             f"{node_label(node)} of the function {escape_line(function.name)} has a sparse value"
             for node in nodes_with_bodies(function.node)
@@ -122,7 +126,7 @@ def find_crash_risks(model: onnx.ModelProto) -> list[str]:
 def find_empty_input_risks(model: onnx.ModelProto) -> list[str]:
     """Find the nodes that may end the process if an input of the model has no element.
 
-    Returns: one line per node, at most 3 and a count.
+    Returns: one line per node. At most 3 nodes are listed, followed by the number of further nodes.
     """
     return _abbreviate_risks(_find_nonempty_requirements(model))
 
@@ -144,7 +148,7 @@ def _find_nonempty_requirements(model: onnx.ModelProto) -> list[str]:
 
 
 def _may_hold_empty_tensor(model: onnx.ModelProto) -> bool:
-    """Return whether a tensor may have no element although each input has some."""
+    """Return whether a tensor may have no element although each input of the model has elements."""
     graphs = [model.graph, *(graph for node in model.graph.node for graph in iter_subgraphs(node))]
     if any(0 in tensor.dims for graph in graphs for tensor in graph.initializer):
         return True
@@ -158,15 +162,17 @@ def _may_hold_empty_tensor(model: onnx.ModelProto) -> bool:
 
 
 def _infers_empty_tensor(model: onnx.ModelProto) -> bool:
-    """Return whether the sizes in the file leave a tensor of the main graph without an element."""
+    """Return whether, according to the sizes in the file, a tensor of the main graph has no element."""
     return any(dims is not None and 0 in dims for dims in _infer_dims(model).values())
 
 
 def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """Return the dims of the main graph's values, None for an unknown size or an unknown rank."""
+    """Return the dims of the main graph's values. An unknown size is None. If the rank is unknown, None replaces all
+    dims.
+    """
     inferred = model
     if model.ByteSize() <= _INFERRED:
-        # onnxruntime infers shapes too and reports the error.
+        # Errors are ignored: onnxruntime infers shapes too and reports them.
         with contextlib.suppress(Exception):
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     dims: dict[str, list[int | None] | None] = {}
@@ -178,7 +184,7 @@ def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
 
 
 def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
-    """List the nodes that end the process because a tensor that they read has, or may have, too few dims."""
+    """List the nodes that end the process because a tensor that they read may have too few dims."""
     nodes = [node for node in model.graph.node if qualified_op(node) in _LEAST_RANKS]
     if nodes:
         dims = _infer_dims(model)
@@ -198,12 +204,14 @@ def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
 
 
 class _RiskScope:
-    """Graph with the bodies inside it, or a function: finds the node or type behind each name."""
+    """Scope of names: a graph with the bodies inside it, or a function. It finds the node that computes a name and the
+    name's type.
+    """
 
     def __init__(self, body: onnx.GraphProto | onnx.FunctionProto) -> None:
         self._nodes = list(nodes_with_bodies(body.node))
         self._makers: dict[str, onnx.NodeProto] = {}
-        # Sibling bodies may both define a name; its maker is then unknown.
+        # Names that more than one body defines. The node that computes such a name is unknown.
         self._ambiguous: set[str] = set()
         for node in self._nodes:
             for name in filter(None, node.output):
@@ -223,7 +231,7 @@ class _RiskScope:
             for tensor in graph.initializer:
                 self._types[tensor.name] = tensor.data_type
                 self._constants[tensor.name] = tensor
-        # A caller may override the default value of an input.
+        # A caller may override the default value of an input, so the value is not constant.
         for value in body.input if isinstance(body, onnx.GraphProto) else ():
             self._constants.pop(value.name, None)
 
@@ -269,10 +277,10 @@ class _RiskScope:
         return f"may divide the smallest integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
 
     def _may_contain(self, name: str, number: int) -> bool:
-        """Return whether a value may have ``number`` as an element.
+        """Return whether an element of a value may be ``number``.
 
-        The value is traced back to constants, sizes and ops that only move elements. Anything else may contain any
-        number.
+        The value is traced back to constants, sizes and ops that only move elements. A value of any other origin may
+        contain any number.
         """
         waiting = [name]
         seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Open onnxruntime sessions; no other module does.
+"""Open onnxruntime sessions. No other module opens sessions.
 
 If a model has nodes that may end the process, its session first runs each set of feeds in a child
 (`normdeploy.ort_sessions.trial_process`).
@@ -28,18 +28,22 @@ from .crash_risks import MENTIONS, find_crash_risks, find_empty_input_risks
 from .trial_process import TrialProcess
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, which saturate. This entry
-# (onnxruntime_session_options_config_keys.h) selects kernels that don't, so results are those of the file.
+# Session entry (onnxruntime_session_options_config_keys.h) for exact integer products. On x86 processors without VNNI,
+# onnxruntime by default adds pairs of uint8 · int8 products in 16 bits, which saturate. This entry selects kernels that
+# do not saturate, so the results are those that the file defines.
 EXACT_INTEGERS = {"session.x64quantprecision": "1"}
-# With that entry, onnxruntime 1.31 refuses a file in which several nodes read the same int8 weight or zero point. Each
-# node gets a copy if all weights lie in the file. Otherwise this entry keeps products of such a weight from becoming
-# uint8 · int8.
+# With EXACT_INTEGERS, onnxruntime 1.31 refuses a file in which several nodes read the same int8 weight or zero point.
+# If all weights are inside the file, each node gets its own copy of the weight or zero point. Otherwise this entry is
+# used instead of EXACT_INTEGERS. It keeps onnxruntime from converting products of int8 weights to products of uint8 and
+# int8.
 _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
-# onnxruntime 1.31 fuses a MatMul and the DequantizeLinear of its 2-, 4- or 8-bit weight into MatMulNBits. Its kernel
-# rounds the other operand to 8 bits by default, which no file asks for. This entry prevents that.
+# onnxruntime 1.31 fuses a MatMul and the DequantizeLinear of its 2-, 4- or 8-bit weight into MatMulNBits. By default,
+# the kernel of MatMulNBits also rounds the other operand to 8 bits, which the file does not specify. This entry turns
+# that rounding off.
 FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 _QUANTIZERS = re.compile(rb"[Qq]uantizeLinear")
-# onnxruntime's severity; for everything less than fatal its exceptions are clearer than its log.
+# Minimum severity of onnxruntime's log messages. Only fatal errors are logged, because onnxruntime's exceptions are
+# clearer than its log.
 _FATAL = 4
 # Matches the beginning of an error about a failing node.
 _NODE = re.compile(
@@ -51,11 +55,11 @@ _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 
 class _TrialFirstSession(ort.InferenceSession):
-    """Session that runs its feeds in a child process before running them here.
+    """Session that runs its feeds in a child process before it runs them in this process.
 
     Attributes:
-        rehearsal: the child; None until one is needed.
-        start: starts the child, for the first feed without an element.
+        rehearsal: the child process; None until it is needed.
+        start: function that starts the child process when the first feed without an element comes.
     """
 
     rehearsal: TrialProcess | None
@@ -78,7 +82,9 @@ class _TrialFirstSession(ort.InferenceSession):
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
 
     def run_in_trial_process(self, feeds: Mapping[str, Any]) -> None:
-        """Run the feeds in the child, if there is one or a feed without an element requires one."""
+        """Run the feeds in the child process. Start it first if a feed without an element requires it; do nothing if no
+        child is needed.
+        """
         if self.rehearsal is None and any(map(_is_empty_value, feeds.values())):
             self.rehearsal = self.start()
         if self.rehearsal is not None:
@@ -106,8 +112,8 @@ def ort_value_to_numpy(value: ort.OrtValue) -> np.ndarray:
 def to_ort(array: np.ndarray) -> ort.OrtValue:
     """Wrap an array as an OrtValue.
 
-    Returns: a value that shares the array's memory if that is contiguous. This is safe: onnxruntime never writes to
-        inputs.
+    Returns: a value that shares the array's memory if the memory is contiguous. Sharing is safe, because onnxruntime
+        never writes to inputs.
     """
     array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
@@ -120,9 +126,9 @@ def _feeds_to_numpy(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def run_in_trial_process(session: ort.InferenceSession, feeds: Arrays) -> None:
-    """Run the feeds in the session's child process, if it has one.
+    """Run the feeds in the session's child process, if the session has one.
 
-    Needed for feeds that are bound to memory, which `run` does not see.
+    Callers need this for feeds that are bound to memory, because the session's `run` does not get them.
 
     Raises:
         RuntimeCrash: onnxruntime ends its process on these feeds.
@@ -147,19 +153,20 @@ def open_session(
 
     Args:
         model: path or bytes of a model. A path is required if weights are external or the model exceeds 2 GB.
-        optimize: run all of onnxruntime's graph optimizations, or none.
-        provider: "cpu" or "cuda". onnxruntime adds the CPU behind CUDA itself.
+        optimize: True runs all of onnxruntime's graph optimizations, False none.
+        provider: "cpu" or "cuda". With "cuda", onnxruntime runs nodes without a CUDA kernel on the CPU.
         settings: provider options.
-        threads: threads per operator; 0 uses one per core.
-        entries: session configuration, by the names in onnxruntime_session_options_config_keys.h.
+        threads: number of threads per operator; 0 uses one thread per core.
+        entries: entries of the session's configuration. onnxruntime_session_options_config_keys.h lists their names.
         initializers: values of external weights, used in place without a copy.
         saved: path for the optimized graph.
-        rehearsed: open and run a model that may end the process in a child first (on the CPU alone).
+        rehearsed: True to open and run a model that may end the process in a child process first (only with "cpu").
 
     Returns: the open session.
 
     Raises:
-        RuntimeCrash: onnxruntime ends the process that opens the model. Running the session raises it too.
+        RuntimeCrash: onnxruntime ends the process that opens the model. Running the session may also raise
+            RuntimeCrash.
         Exception: onnxruntime refuses the model; its exceptions share no base class.
     """
     held = initializers or {}
@@ -171,7 +178,7 @@ def open_session(
     def start_trial_process() -> TrialProcess:
         """Start a child that opens the same model with the same options.
 
-        Returns: the child; its errors name the risky nodes.
+        Returns: the child process. Its errors name the risky nodes.
         """
         if isinstance(model, bytes):
             content = model
@@ -190,7 +197,7 @@ def open_session(
         """Open the session with additional configuration entries.
 
         Args:
-            more: entries; the caller's entries override them.
+            more: additional entries. The caller's entries override them.
             unshared: bytes of a changed model to open in place of ``model``.
 
         Returns: a session that tries each run in a child if the model is risky.
@@ -218,7 +225,7 @@ def open_session(
         session.start = start_trial_process
         return session
 
-    # Only the optimizer selects kernels that saturate.
+    # Only the optimizer selects kernels that saturate, so EXACT_INTEGERS is needed only with the optimizer.
     if optimize and not _lacks_zero_points(model):
         with contextlib.suppress(Exception):
             return create_session(EXACT_INTEGERS)
@@ -231,9 +238,9 @@ def open_session(
 
 
 def _unshare_quantizer_inputs(model: PathLike | bytes) -> bytes:
-    """Give each quantizer its own copy of the int8 tensors that it shares with others.
+    """Give each quantizer its own copy of the int8 tensors that it shares with other quantizers.
 
-    Returns: the changed model; b"" if nothing is shared or weights lie outside the file.
+    Returns: the changed model; b"" if nothing is shared or weights are outside the file.
     """
     proto = _parse_model(model, _QUANTIZERS)
     tensors = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT8}
@@ -305,9 +312,9 @@ class _CrashRisks:
     """Nodes that may end the process.
 
     Attributes:
-        always: on any inputs.
-        empty: on inputs without an element.
-        unknown: some node may, but it is unknown which.
+        always: nodes that may end the process on any inputs.
+        empty: nodes that may end the process only on inputs without an element.
+        unknown: True if some node may end the process and it is unknown which node.
     """
 
     always: Sequence[str] = ()
@@ -316,7 +323,7 @@ class _CrashRisks:
 
 
 def _read_crash_risks(model: PathLike | bytes) -> _CrashRisks:
-    """Find the crash risks of a file or of bytes; none if they hold no model."""
+    """Find the crash risks of a file or of bytes; none if they contain no valid model."""
     if REHEARSE_ALL in os.environ:
         return _CrashRisks(unknown=True)
     proto = _parse_model(model, MENTIONS)
@@ -328,8 +335,8 @@ def _read_crash_risks(model: PathLike | bytes) -> _CrashRisks:
 def _lacks_zero_points(model: PathLike | bytes) -> bool:
     """Return whether a DequantizeLinear has one scale per channel and no zero points.
 
-    With `EXACT_INTEGERS`, onnxruntime 1.31 gives its int8 weight a scalar zero point. It then refuses to run the node,
-    which requires one zero point per scale.
+    With `EXACT_INTEGERS`, onnxruntime 1.31 gives the int8 weight of such a node a scalar zero point. It then refuses to
+    run the node, because the node requires one zero point per scale.
     """
     graph = _parse_model(model, _QUANTIZERS).graph
     scalars = {tensor.name for tensor in graph.initializer if not tensor.dims}
@@ -340,10 +347,11 @@ def _lacks_zero_points(model: PathLike | bytes) -> bool:
 
 
 def _parse_model(model: PathLike | bytes, mentions: re.Pattern[bytes]) -> onnx.ModelProto:
-    """Parse the model if it contains one of ``mentions``.
+    """Parse the model if its bytes contain one of ``mentions``.
 
     Returns:
-        An empty model if it contains none or can't be parsed; onnxruntime reports that error itself.
+        The model. It is empty if the bytes contain none of ``mentions`` or can't be parsed. onnxruntime itself reports
+        bytes that can't be parsed.
     """
     if isinstance(model, bytes):
         content = model

@@ -18,7 +18,8 @@ from ..types import Arrays
 from . import child_process
 from .crash_risks import node_label
 
-# Seconds. A slower child is ended, and the run continues in this process, where the user can interrupt it.
+# Maximum seconds of one run in the child. A slower child is ended, and the model runs in this process, where the user
+# can interrupt it.
 _PATIENCE = 120.0
 _CHILD = child_process.module_command("normdeploy.ort_sessions.trial_worker")
 
@@ -28,9 +29,9 @@ class TrialProcess:
 
     Args:
         request: options with which the child opens the session (`normdeploy.ort_sessions.trial_worker`).
-        model: its bytes; b"" if the request names a file.
+        model: bytes of the model; b"" if the request names a file.
         initializers: values of external weights.
-        risks: labels of the nodes that the error names if the child dies. If empty, the node is searched for.
+        risks: labels of the nodes that the error names if the child dies. If empty, a search finds the node.
 
     Raises:
         RuntimeCrash: a signal ended the child while it opened the model.
@@ -66,7 +67,7 @@ class TrialProcess:
     def run(self, feeds: Arrays) -> None:
         """Run the model on the feeds in the child.
 
-        Other errors are ignored here, because the run in this process raises them too.
+        Errors of onnxruntime are ignored here, because the run in this process raises them too.
 
         Raises:
             RuntimeCrash: a signal ended the child, now or in an earlier run; the message names the nodes that may cause
@@ -106,7 +107,7 @@ class TrialProcess:
                 _write_part(process.stdin, part)
             process.stdin.flush()
         except BrokenPipeError:
-            # The child's exit code is read below.
+            # The child has ended. Its exit code is read below.
             pass
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -130,7 +131,8 @@ class TrialProcess:
     def _find_crashing_node(self, feeds: Arrays) -> str:
         """Return the label of the node that ends the process.
 
-        A binary search finds the shortest prefix of the graph that crashes; its last node is the culprit.
+        A binary search finds the shortest prefix of the graph that crashes; the last node of this prefix ends the
+        process.
         """
         path = self._request["path"]
         if path:
@@ -143,9 +145,9 @@ class TrialProcess:
         request = {**self._request, "path": "", "entries": entries}
 
         def crashes_within(count: int) -> bool:
-            """Return whether the first ``count`` nodes end a child.
+            """Return whether a child that runs the first ``count`` nodes crashes.
 
-            Returns: False also if onnxruntime refuses the shortened model.
+            Returns: False also if onnxruntime refuses the model of these nodes.
             """
             try:
                 child = TrialProcess(request, _first_nodes_model(proto, count), self._initializers, ["some node"])
@@ -170,7 +172,9 @@ class TrialProcess:
 
 
 def _first_nodes_model(proto: onnx.ModelProto, count: int) -> bytes:
-    """Return a model of the first ``count`` nodes; its outputs are their unread values."""
+    """Return a model of the first ``count`` nodes; the model's outputs are the values that none of these nodes
+    reads.
+    """
     beginning = onnx.ModelProto()
     beginning.CopyFrom(proto)
     nodes = proto.graph.node[:count]
@@ -187,10 +191,10 @@ def _write_part(pipe: Any, part: bytes | np.ndarray) -> None:
     if isinstance(part, bytes):
         pipe.write(part)
         return
-    # Convert objects to fixed-width texts; objects have no bytes of their own.
+    # An array of objects has no bytes to send, so it is converted to texts of fixed width.
     if part.dtype.kind == "O":
         part = part.astype(str)
-    # For ml_dtypes' types, numpy's dtype string gives only the size.
+    # For types of ml_dtypes, numpy's dtype string contains only the size, so the name is sent instead.
     if part.dtype.kind == "V":
         kind = part.dtype.name
     else:

@@ -1,7 +1,8 @@
 """Open a session in a child process and run it on each set of feeds that `normdeploy.ort_sessions.trial_process` sends.
 
-A request is a line of JSON followed by its arrays, each a line of JSON and its bytes. The answer is always an empty
-line, whether or not onnxruntime raised an error: only the way this process ends matters.
+A request is a line of JSON, followed by arrays. Each array is sent as a line of JSON and its bytes. The answer is
+always an empty line, even if onnxruntime raised an error: the parent process only needs to know whether this process
+ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main() -> None:
     model = sys.stdin.buffer.read(opening["model"]) or opening["path"]
     held = {name: to_ort(_read_array()) for name in opening["initializers"]}
     session = None
-    # The parent process meets a refusal itself.
+    # Errors are ignored here: the parent process gets the same error when it opens the session.
     with contextlib.suppress(Exception):
         session = open_session(
             model,
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def _run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> None:
-    # onnxruntime takes texts only as arrays, and bfloat16 only as OrtValues.
+    # onnxruntime accepts texts only as arrays, and bfloat16 only as OrtValues.
     if any(array.dtype.kind == "U" for array in feeds.values()):
         session.run(None, feeds)
     else:

@@ -1,7 +1,7 @@
-"""Move Casts to half precision behind the Transposes that read them.
+"""Move Casts to half precision after the Transposes that read them.
 
-The two commute. onnxruntime's MatmulTransposeFusion (1.31.1) swaps Cast → Transpose itself before a MatMul, and then
-crashes or writes a graph that does not run.
+A Cast and a Transpose commute. If a Cast and a Transpose precede a MatMul, onnxruntime's MatmulTransposeFusion (1.31.1)
+swaps them itself, and then crashes or builds a graph that does not run.
 """
 
 from __future__ import annotations

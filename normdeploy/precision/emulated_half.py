@@ -1,8 +1,10 @@
-"""Emulate half precision on a machine without kernels for it: compute each operator in float32 and round each result.
+"""Emulate half precision on a machine without half-precision kernels.
 
-A GPU does the same node by node: it accumulates in float32 and stores half. onnxruntime's CPU provider has hardly any
-bfloat16 kernels. For float16 it casts whole stretches to float32 and rounds only at their ends, so by itself it
-understates the error.
+Each operator is computed in float32, and each result is rounded to half precision.
+
+A GPU also accumulates each node in float32 and stores the result in half precision. onnxruntime's CPU provider has
+hardly any bfloat16 kernels. For float16 it computes several consecutive nodes in float32 and rounds only the last
+result. So a run without the emulation would show too small an error.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 def emulate_half(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Build a float32 model in which each node computes in float32 and rounds to the types that ``proto`` states.
 
-    Half inputs and outputs become float32: feed values that are already half numbers.
+    Half-precision inputs and outputs become float32. Pass inputs that are already rounded to half precision.
 
     Returns:
         the new model; ``proto`` is not changed.
 
     Raises:
-        GraphError: a body of control flow holds weights in half precision.
+        GraphError: the body of a control-flow node contains weights in half precision.
     """
     types = {name: kind for name, (kind, _) in infer_types(proto).items() if kind in _HALVES}
     proto = copy_model(proto)

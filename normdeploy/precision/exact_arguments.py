@@ -1,15 +1,16 @@
-"""Find tensors of which every digit matters: the angles of sines and cosines, and the scales of a Resize.
+"""Find arguments that must not be rounded to half precision: angles of sines and cosines, and scales of a Resize.
 
-An angle of magnitude M that is rounded to half is off by up to M·u, with u the unit roundoff. So are its sine and
-cosine, whose own rounding is at most u/2. Beyond one turn the first error is by far the larger one: at timesteps up to
-1000, float16 leaves no correct digit. diffusers and every rotary embedding therefore compute angles in float32, by a
-cast that a graph traced in float32 does not show.
+An angle of magnitude M that is rounded to half precision is off by up to M·u, with u the unit roundoff. Its sine and
+cosine are off by the same amount. In comparison, the rounding of the sine itself has an error of only u/2. For angles
+of more than one turn, the error of the angle is by far the larger of the two. At timesteps up to 1000, float16 leaves
+no correct digit of the sine. So diffusers and all rotary embeddings cast to float32 before they compute angles. A graph
+that was traced in float32 does not contain this cast.
 
-The tensors from which cheap steps compute an angle lose its digits just the same; this includes inputs of the graph.
-The largest value of an input is unknown, and generated calibration values say nothing about it.
+If cheap ops compute the angle from other tensors, those tensors must not be rounded either. This includes inputs of the
+graph. The largest value of an input is unknown, and generated calibration values do not show it.
 
-The scales of a Resize determine the size of its result. They are float32 in ONNX, and the nodes that compute them may
-not round either.
+The scales of a Resize determine the size of its result. ONNX requires float32 scales, and the nodes that compute them
+must not round to half precision either.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _CHEAP = _ELEMENTWISE | _PRODUCTS
 
 @dataclass(frozen=True)
 class ExactArgument:
-    """Argument of the node at ``place`` of which every digit matters.
+    """Argument of the node at index ``place`` that must not be rounded to half precision.
 
     Attributes:
         place: index of the node.
         kind, reason: kind and reason of the float32 region.
-        magnitude: largest value seen; None if it does not matter or no value was seen.
-        made: indices of the nodes that stay float32 for it.
-        inputs: inputs of the graph from which it is computed.
+        magnitude: largest value that calibration saw. None if no value was seen, or for the scales of a Resize.
+        made: indices of the nodes that compute the argument and stay float32.
+        inputs: inputs of the graph from which the argument is computed.
     """
 
     place: int
@@ -52,7 +53,7 @@ class ExactArgument:
 
 
 def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
-    """Find all arguments of which every digit matters.
+    """Find all arguments that must not be rounded to half precision.
 
     Yields:
         the arguments in the graph's order.
@@ -84,7 +85,7 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
                 name = node.input[k]
             else:
                 name = ""
-            # The scales are computed, or an input of the graph.
+            # In this case the scales are not constant: nodes compute them, or they are an input of the graph.
             if name in view.floating_tensors and name not in view.constants:
                 why = f"{node.op_type} reads float32 scales, and the size of its result depends on their exact values"
                 maker = view.producer.get(name)
@@ -93,7 +94,7 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
 
 
 def _tensors_derived_from(view: PrecisionView, inputs: Collection[str], steps: Collection[str]) -> set[str]:
-    """Collect the tensors that only such steps compute from whole numbers and these inputs."""
+    """Collect the tensors that only ops in ``steps`` compute from integers and ``inputs``."""
     known = set(inputs)
     for i, node in enumerate(view.graph.node):
         whole = node.op_type == "Range" or (
@@ -105,7 +106,7 @@ def _tensors_derived_from(view: PrecisionView, inputs: Collection[str], steps: C
 
 
 def _upstream_nodes(view: PrecisionView, places: list[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Collect these nodes, the cheap ones that compute their inputs, and the graph inputs at the ends."""
+    """Collect the nodes at ``places``, the cheap nodes before them, and the graph inputs that these nodes read."""
     made = dict.fromkeys(places)
     inputs = dict[str, None]()
     stack = list(places)

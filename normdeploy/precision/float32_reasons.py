@@ -1,8 +1,10 @@
-"""Decide why a node stays float32 in a half-precision model: its op, a constant that does not fit, or seen values.
+"""Decide whether a node of a half-precision model has a reason to stay float32.
 
-Softmax stays half: its exponents are at most 0 and its sums at least 1, every runtime sums in float32, and TensorRT
-fuses attention only if it is half throughout. Convolutions and matrix products stay half because they accumulate in
-float32.
+A reason is the node's op, a constant that half precision can't represent, or a value that calibration saw.
+
+Softmax is converted: its exponents are at most 0, its sums are at least 1, and every runtime sums in float32. Also,
+TensorRT fuses attention only if all of it is half precision. Convolutions and matrix products are converted, because
+they accumulate in float32.
 """
 
 from __future__ import annotations
@@ -61,23 +63,25 @@ MOVES = frozenset(
     }
 )
 STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
-# A bound that overflows to infinity has no effect, as before.
+# Ops with bounds. A bound that overflows to infinity has no effect, and the original bound had no effect on
+# half-precision values either.
 _BOUNDS = frozenset({"Clip", "Min", "Max"})
-# index of the bias: its rounding is far below the sum that it is added to
+# Op -> index of its bias input. Rounding a bias is harmless, because the error is small relative to the sum that it is
+# added to.
 _ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
-# ops that the parser of TensorRT-RTX 1.7 refuses
+# Ops that the parser of TensorRT-RTX 1.7 refuses in half precision
 _REFUSED = {
     "fp16": frozenset({"Celu"}),
     "bf16": frozenset({"Celu", "HardSwish", "Mish"}),
 }
 _SAMES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-# kind, tensor, text, value
+# A reason: kind, tensor, text, and the largest value seen (None if not a range)
 Reason = tuple[str, str, str, float | None]
 
 
 def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
-    """Find a reason in the node's op."""
+    """Return a reason if the node's op alone is a reason; otherwise None."""
     made = node.output[0]
     if any(attribute_graphs(a) for a in node.attribute):
         return "control flow", made, "all nodes in a body of control flow stay float32", None
@@ -98,9 +102,9 @@ def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
 
 
 def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
-    """Return True if the schema of the file's opset allows the type for all floating tensors of the node."""
+    """Return True if the op's schema allows the half type for all floating-point tensors of the node."""
     if not is_standard(node):
-        # The types of nonstandard ops are unknown.
+        # The types that nonstandard ops support are unknown.
         return False
     allowed = allowed_types(node.op_type, view.opset)
     if allowed is None:
@@ -112,7 +116,7 @@ def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
             always = side is node.input and k in float32_inputs(node, view.opset, view.form)
             if name in view.floating_tensors and kinds and wanted not in kinds[min(k, len(kinds) - 1)] and not always:
                 return False
-    # A sequence has no type in ``view.types``.
+    # Sequences have no type in ``view.types``.
     return all(name in view.types for name in (*node.input, *node.output) if name)
 
 
@@ -133,8 +137,9 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
 
 
 def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozenset[int]:
-    """Find the inputs that may not be half although the first one may: the scales of Resize and Upsample, and in
-    bfloat16 the region of Resize.
+    """Find the inputs that must be float32 although the first input may be half.
+
+    These are the scales of Resize and Upsample. In bfloat16, the region of Resize is such an input too.
 
     Returns:
         indices of inputs.
@@ -150,7 +155,7 @@ def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozen
 
 
 def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
-    """Find a constant of the node that overflows or becomes subnormal in half."""
+    """Return a reason if a constant of the node overflows or becomes subnormal in half precision."""
     always = float32_inputs(node, view.opset, view.form)
     constants = [
         (k, name, initializer_values(view.constants[name]))
@@ -194,7 +199,7 @@ def _is_float32_tensor(view: PrecisionView, name: str) -> bool:
 
 
 def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collection[str]) -> Reason | None:
-    """Find an output of the node whose seen values don't fit into half."""
+    """Return a reason if calibration saw values of an output that half precision can't represent."""
     for name in node.output:
         if name in view.floating_tensors and (why := describe_overflow(view, name, carried)):
             return "range", name, why, view.ranges[name].magnitude
@@ -212,10 +217,11 @@ def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collect
 
 
 def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] = ()) -> str | None:
-    """Describe why calibration keeps a tensor in float32.
+    """Describe why a tensor must stay float32 because of the values that calibration saw.
 
     Args:
-        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
+        carried: tensors that carry a mask (`normdeploy.precision.mask_constants`). Only their largest value has to fit,
+            not their most negative value.
 
     Returns:
         the reason, or None if the tensor may be half.
@@ -239,7 +245,7 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
 
 
 def explicit_float32_nodes(view: PrecisionView) -> set[int]:
-    """Find the nodes that a half-precision file itself computes in float32, behind a Cast from half.
+    """Find the nodes that a half-precision file already computes in float32, after a Cast from half precision.
 
     Returns:
         indices of nodes.
@@ -263,11 +269,12 @@ def float32_reason(view: PrecisionView, i: int, carried: Collection[str], author
     """Find the reason why node ``i`` stays float32.
 
     Args:
-        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
-        author: indices of the nodes that the file itself has in float32.
+        carried: tensors that carry a mask (`normdeploy.precision.mask_constants`). Only their largest value has to fit,
+            not their most negative value.
+        author: indices of the nodes that the original file already computes in float32.
 
     Returns:
-        kind, tensor, text and value; None if the node may be half.
+        the reason; None if the node may be half precision.
     """
     node = view.graph.node[i]
     why = _reason_by_op(view, node) or _reason_by_constant(view, node) or _reason_by_range(view, node, carried)

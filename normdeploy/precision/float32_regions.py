@@ -1,12 +1,13 @@
-"""Choose the nodes that stay float32 in a half-precision model: nodes with a reason (``float32_reasons``), and nodes
-around those.
+"""Choose the nodes that stay float32 in a half-precision model.
 
-The nodes around a node with a reason that stay float32 too are:
+Nodes with a reason stay float32 (``float32_reasons``), and so do some nodes around them.
 
-- the squares that a reduction adds up;
-- the nodes after a statistic or an epsilon up to the division by it;
+The following nodes stay float32 because of a node with a reason:
+
+- nodes that compute squares, if a reduction in float32 adds up the squares;
+- the nodes after a statistic or an epsilon, up to the division by it;
 - readers of a tensor whose values do not fit into half precision;
-- cheap nodes between two float32 nodes.
+- cheap nodes between float32 nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def find_float32_regions(
     """Find the nodes that stay float32, and group them into regions.
 
     Args:
-        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
+        carried: tensors that carry a mask. Only their largest value has to fit into half precision, not their most
+            negative value.
         wide_inputs: inputs of the graph that stay float32.
 
     Returns:
@@ -53,7 +55,7 @@ def find_float32_regions(
 
 
 def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
-    """Keep the nodes that compute an argument if every digit of the argument matters."""
+    """Keep the nodes that compute an argument that must not be rounded to half precision."""
     for argument in find_exact_arguments(view):
         node = view.graph.node[argument.place]
         island = Float32Region(
@@ -64,9 +66,9 @@ def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
 
 
 def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
-    """Keep logarithms if half precision loses digits of their argument, and factors that it rounds before a softmax.
+    """Keep logarithms whose argument would lose digits in half precision, and factors of the exponents of a softmax.
 
-    A factor is kept only if its rounding is visible after the softmax.
+    A factor is kept only if rounding it to half precision would visibly change the result of the softmax.
     """
     form = view.form.dtype.name
     for what, places in find_logarithms(view):
@@ -77,7 +79,7 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
             why = "1 + x loses digits of a small x"
         island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
         for i in places:
-            # A reason found before, such as "the type has no such op", is less specific, so it is replaced.
+            # Replace an earlier reason, such as "the type has no such op", because this reason is more specific.
             kept[i] = island
     for i, (name, magnitude) in find_inexact_logits(view).items():
         node = view.graph.node[i]
@@ -91,7 +93,7 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
 def _grow_regions(
     view: PrecisionView, kept: dict[int, Float32Region], carried: Collection[str], wide_inputs: Collection[str]
 ) -> None:
-    """Add the nodes around the nodes kept so far, as the module describes."""
+    """Add the nodes around the nodes kept so far, as the module's docstring describes."""
     roots = dict(kept)
     for i, island in roots.items():
         if island.kind == "statistics":
@@ -120,7 +122,7 @@ def _grow_regions(
 
 
 def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, island: Float32Region) -> None:
-    """Keep nodes whose results are only added up by the reduction ``i``."""
+    """Keep the nodes whose results are read only by the reduction ``i``, which adds up these results."""
     stack = [view.producer[name] for name in view.floating_inputs(i) if name in view.producer]
     while stack:
         j = stack.pop()
@@ -134,8 +136,8 @@ def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, i
 def _keep_until_division(
     view: PrecisionView, kept: dict[int, Float32Region], seeds: Mapping[int, Float32Region]
 ) -> None:
-    """Keep the nodes from statistics and epsilons to the node at which they meet the data, inclusive."""
-    # tensors computed only from these and constants
+    """Keep the nodes from statistics and epsilons up to and including the node that combines them with the data."""
+    # Tensor -> region; the tensors are computed only from statistics, epsilons and constants.
     owner: dict[str, Float32Region] = {}
     for i, node in enumerate(view.graph.node):
         made_of = [owner[name] for name in view.floating_inputs(i) if name in owner]
@@ -149,7 +151,7 @@ def _keep_until_division(
 
 
 def _keep_enclosed_nodes(view: PrecisionView, kept: dict[int, Float32Region], wide_inputs: Collection[str]) -> None:
-    """Keep cheap nodes whose inputs and readers all stay float32: they cost less than the Casts around them."""
+    """Keep cheap nodes whose inputs and readers all stay float32, because they cost less than two Casts."""
     nodes = view.graph.node
     cheap = {
         i

@@ -1,12 +1,12 @@
-"""Convert an ONNX file to half precision, with the same meaning in TensorRT 10 and 11, TensorRT-RTX and onnxruntime.
+"""Convert an ONNX file to half precision, so that TensorRT 10 and 11, TensorRT-RTX and onnxruntime agree on its types.
 
-This is the last stage, on a float32 model whose norms are single nodes. Nodes that half precision can't compute stay
-float32 between explicit Casts, which strongly typed TensorRT and onnxruntime both obey. `float32_regions` chooses these
-nodes with a reason, and `tensor_ranges` measures values. onnxruntime's converter turns the rest into half
-(`type_conversion`).
+The conversion is the last stage. It takes a float32 model whose norms are single nodes. Nodes that lose too much
+accuracy in half precision stay float32, between explicit Casts. Strongly typed TensorRT and onnxruntime both obey these
+Casts. `float32_regions` chooses the nodes, each with a reason, and `tensor_ranges` measures the values of tensors.
+onnxruntime's converter changes the type of all other nodes (`type_conversion`).
 
-Certificates refer to the float32 model before this stage. A half-precision model is only as near to it as half
-precision allows; ``verify`` measures this, no proof could.
+Certificates refer to the float32 model before this stage. The half-precision model differs from it by rounding, which
+``verify`` measures.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def convert_to_half(
     Args:
         proto: a float32 model with its weights; not changed.
         to: "fp16" or "bf16".
-        samples: the user's inputs for calibration, each name -> array; None generates some.
+        samples: the user's inputs for calibration, each a mapping name -> array; None to generate inputs.
         inputs: specs of the generated inputs; if empty, the file's declarations are used.
-        keep_io: inputs and outputs stay float32.
+        keep_io: True if inputs and outputs stay float32.
         progress: called with (stage, done, total).
 
     Returns:
         the converted model, and a report.
 
     Raises:
-        InputError: ``to`` is unknown, the samples do not fit, or the file is half precision of the other kind.
+        InputError: ``to`` is unknown, the samples do not fit the model, or the file has the other half-precision type.
         GraphError: the type of a tensor can't be inferred.
     """
     if to not in FORMATS:
@@ -96,7 +96,7 @@ def convert_to_half(
     ran, calibrated, remarks = _calibrate_ranges(proto, view, samples, inputs, progress)
     notes += remarks
     held = [t for t in proto.graph.initializer if t.name in view.floating_tensors and t.name not in view.constants]
-    # These are the defaults of inputs, which samples may omit.
+    # The initializers of inputs are their default values, so samples may omit these inputs.
     defaults = input_ranges([{t.name: initializer_values(t) for t in held}])
     unseen = defaults | mask_ranges(view, carried)
     view.ranges = {**view.ranges, **{name: r.union(view.ranges.get(name, r)) for name, r in unseen.items()}}
@@ -156,7 +156,7 @@ def recorded_precision(proto: onnx.ModelProto) -> str:
 
 
 def builder_request(proto: onnx.ModelProto) -> dict[str, Any]:
-    """Collect the types that the builder has to check in the network of a file that ``convert_to_half`` wrote.
+    """Collect the types that the builder has to check for a file that ``convert_to_half`` wrote.
 
     Returns:
         ``precision`` and ``types`` (tensor name -> dtype name); {} for any other file.
@@ -183,7 +183,7 @@ def recast_inputs(inputs: Sequence[InputSpec], account: PrecisionReport) -> tupl
 
 
 def _require_float32_model(view: PrecisionView, form: HalfFormat) -> None:
-    """Raise InputError if the model has the other half type or nothing in float32."""
+    """Raise InputError if the model has the other half-precision type, or no float32 tensor."""
     if form.onnx == TensorProto.FLOAT16:
         other = TensorProto.BFLOAT16
     else:
@@ -211,7 +211,7 @@ def _calibrate_ranges(
     inputs: Sequence[InputSpec],
     progress: Progress | None,
 ) -> tuple[int, str, list[str]]:
-    """Fill ``view.ranges``.
+    """Run the model on samples, and store the ranges of its tensors in ``view.ranges``.
 
     Returns:
         number of samples that ran, their origin ("given", "generated" or ""), and notes.
@@ -246,7 +246,8 @@ def _float32_inputs_and_outputs(
 ) -> tuple[set[str], set[str]]:
     """Choose the inputs and outputs that stay float32.
 
-    All do with ``keep_io``; otherwise those whose values do not fit or whose digits are needed.
+    With ``keep_io``, all inputs and outputs stay float32. Otherwise, an input or output stays float32 if half precision
+    can't represent its values, or if it must not be rounded.
     """
     graph = proto.graph
     none = TensorRange(0.0, 0.0)
@@ -280,7 +281,7 @@ def _float32_inputs_and_outputs(
 
 
 def _drop_unread_weights(graph: onnx.GraphProto) -> None:
-    """Remove weights that no node reads in their original type any more."""
+    """Remove weights that no node reads any more."""
     read = {i for n in graph.node for i in (*n.input, *captured_names(n))} | {
         v.name for v in (*graph.output, *graph.input)
     }
@@ -304,16 +305,16 @@ def _io_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
 def _record_conversion(
     proto: onnx.ModelProto, to: str, keep_io: bool, ends: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """Record the request in the file, for ``build`` and ``verify``."""
+    """Record the request in the file's metadata, for ``build`` and ``verify``."""
     value = {"to": to, "keep_io": keep_io, "headroom": HEADROOM, "inputs": ends[0], "outputs": ends[1]}
     set_metadata(proto, PROPERTY, value)
 
 
 def _validate_types(proto: onnx.ModelProto) -> None:
-    """Check by onnx's inference that types agree on every edge.
+    """Check by onnx's type inference that each node gets inputs of valid types.
 
     Raises:
-        GraphError: they do not; this is a bug of this module, and no file is written.
+        GraphError: a type is not valid. This is a bug of this module, and no file is written.
     """
     try:
         onnx.shape_inference.infer_shapes(_copy_skeleton(proto), check_type=True, strict_mode=True)

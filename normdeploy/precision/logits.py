@@ -1,14 +1,16 @@
-"""Compute logarithms, and the exponents of a softmax, as PyTorch's own half kernels do.
+"""Compute logarithms, and the exponents of a softmax, as accurately as PyTorch's half-precision kernels do.
 
-These kernels compute in float32 inside and round once. If the same functions are written as half nodes, each result is
-rounded:
+These kernels compute in float32 and round only the result. If the same functions are written as several half-precision
+nodes, each intermediate result is rounded:
 
 - log σ(x): σ(x) is 0 in float16 for x = −18, and even in float32 for x = −104. log σ(x) = −log(1 + e^−x) =
   −softplus(−x) avoids this, in float32.
-- log softmax(x): the same. LogSoftmax is one node that never takes the logarithm of a number below 1.
-- log1p(x): 1 + x loses the digits below a unit of 1; in float32 it loses less.
-- softmax(c · x): PyTorch multiplies by a Python number in float32 and rounds the product. A half node has c(1 + δ) in
-  place of c, and all results are wrong by the factor e^(δ·c·x): for c = 7.3 and logits of 100 by about ten roundings.
+- log softmax(x): softmax(x) may be 0 too. LogSoftmax is a single node, which never takes the logarithm of a number
+  below 1.
+- log1p(x): 1 + x loses the digits of x that are below the precision of 1. float32 loses fewer digits.
+- softmax(c · x): PyTorch multiplies by a Python number c in float32 and rounds the product. A half-precision node
+  rounds c itself to c(1 + δ). Then all results are off by the factor e^(δ·c·x). For c = 7.3 and logits of 100, this
+  error is about ten times the error of one rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _OF_LOGITS = MOVES | {"Add", "Sub", "Mul", "Div", "Neg", "Tanh", "Min", "Max", "
 def fuse_logarithms(graph: onnx.GraphProto) -> None:
     """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place.
 
-    A Sigmoid or Softmax with other readers stays.
+    If other nodes read the Sigmoid or Softmax, it stays in the graph as well.
     """
     made = {o: n for n in graph.node for o in n.output if o}
     taken = {t.name for t in (*graph.input, *graph.initializer)} | set(made)
@@ -63,7 +65,7 @@ def fuse_logarithms(graph: onnx.GraphProto) -> None:
 
 
 def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
-    """Find a Neg, Softplus and Neg in a row, and a Log of 1 + x.
+    """Find sequences of Neg, Softplus and Neg, and Logs of 1 + x.
 
     Yields:
         "log-sigmoid" or "log1p", and the indices of the nodes.
@@ -92,12 +94,13 @@ def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
 
 
 def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
-    """Find each Mul and Div by one number before a softmax, if rounding that number to half is visible in the result.
+    """Find the Muls and Divs by one number before a softmax, if rounding the number visibly changes the result.
 
     Returns:
         index of the node -> name of the number, and the largest logit seen.
     """
-    # index of a node -> largest product or quotient from here on; sums don't count, since they may contain a mask
+    # Index of a node -> largest product or quotient between this node and the softmax. Sums are ignored, because they
+    # may contain a mask.
     largest: dict[int, float] = {}
     inexact: dict[int, tuple[str, float]] = {}
     for i in reversed(range(len(view.graph.node))):
@@ -117,7 +120,7 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
                 factor
                 and abs(float(view.form.round_to_format(factor)) / factor - 1) * largest[i] > view.form.unit_roundoff
             ):
-                # The error exceeds the unit roundoff, by which the result is rounded anyway.
+                # This error is larger than the rounding error of the softmax's result, which is unavoidable.
                 inexact[i] = name, largest[i]
     return inexact
 

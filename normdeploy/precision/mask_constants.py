@@ -1,11 +1,12 @@
-"""Handle numbers that mean "as low as possible" and exceed the range of half precision.
+"""Handle mask constants: numbers that mean "as low as possible" and exceed the range of half precision.
 
-If they became −Inf, a fully hidden row would become NaN. Two functions prevent this:
+If they became −Inf, a softmax over a fully masked row would give NaN. Two functions prevent this:
 
-- `find_mask_constants` replaces a mask by a number that half represents, if all its readers only need a low number.
-  Such readers are a softmax, other functions that level off, and comparisons with other numbers of the mask.
-- `mask_ranges` gives the other tensors that may hold a number beyond the type's range, seen in calibration or not; they
-  stay float32.
+- `find_mask_constants` replaces such a constant by a number that half precision can represent, if all readers of the
+  constant give the same result for any low number. Such readers are softmax, other functions that are constant for low
+  numbers, and comparisons with other mask constants.
+- `mask_ranges` finds the other tensors that may contain a number beyond the type's range, even if calibration did not
+  see such a number. These tensors stay float32.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .precision_view import PrecisionView
 from .tensor_ranges import TensorRange
 from .type_conversion import HalfFormat, initializer_values
 
-# Each element of the result is an element of an operand.
+# Ops whose result consists of elements of the operands
 _CHOICES = frozenset(
     {
         *(MOVES - {"Cast"}),
@@ -32,7 +33,8 @@ _CHOICES = frozenset(
     }
 )
 _MASKING = _CHOICES | {"Cast", "Add", "Sub", "Mul"}
-# The results are about as large as the largest operand, with its sign or with either sign.
+# Ops whose results are about as large as the largest operand. The ops of `_SUMS` keep the operand's sign, whereas the
+# ops of `_SIGNED` may change it.
 _SUMS = frozenset(
     {
         *("Add", "Cast", "Sum", "Mean", "ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool"),
@@ -40,25 +42,26 @@ _SUMS = frozenset(
     }
 )
 _SIGNED = frozenset({"Sub", "Mul", "Div", "Neg", "Abs", "ReduceL1"})
-# These ops are constant, within rounding, below the floor of either type.
+# Ops whose result is constant, within rounding, for all arguments below the floor of either half type
 _LEVELS_OFF = frozenset({"Softmax", "Sigmoid", "Tanh", "Exp", "Erf", "Softplus", "IsNaN", "IsInf", "HardSigmoid"})
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-# A factor above this may be a temperature.
+# Numbers below this limit are surely masks. A number above the limit may be a factor, such as a temperature.
 _SURELY = -1e6
-# Sums of more masks leave too little range for scores.
+# Maximum number of masks that may be added up. With more masks, half precision has too little range left for scores.
 _MOST_SUMMANDS = 64
-# More numbers than these mean more than "as low as possible", and would lie close together.
+# Maximum number of different mask numbers. If there are more numbers, they must have other meanings than "as low as
+# possible", and their replacements would be too close together.
 _MOST_NUMBERS = 16
 
 
 @dataclass
 class MaskConstants:
-    """Constants that become lower numbers of half.
+    """Mask constants that are replaced by numbers in the range of half precision.
 
     Attributes:
-        arrays: name -> (new array in half's range, lowest number before).
-        carried: tensors that a mask reaches, whose lower end is ignored.
+        arrays: name -> (new array in half precision's range, lowest number before).
+        carried: tensors that a mask reaches. The lower end of their ranges is ignored.
     """
 
     arrays: dict[str, tuple[np.ndarray, float]] = field(default_factory=dict)
@@ -67,11 +70,11 @@ class MaskConstants:
 
 @dataclass
 class _MaskPath:
-    """Path of a constant to its readers.
+    """Path of a mask constant through the graph.
 
     Attributes:
-        tensors: tensors that carry it.
-        thresholds: constants whose numbers it is compared with.
+        tensors: tensors that may contain the constant.
+        thresholds: constants that the mask constant is compared with.
     """
 
     tensors: set[str]
@@ -79,7 +82,7 @@ class _MaskPath:
 
 
 def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
-    """Write ConstantOfShape of a number outside the range of ``form`` as Expand of a constant, in place."""
+    """Replace each ConstantOfShape of a number outside the range of ``form`` by an Expand of a constant, in place."""
     for node in graph.node:
         if node.op_type != "ConstantOfShape":
             continue
@@ -99,11 +102,12 @@ def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
 
 
 def find_mask_constants(view: PrecisionView) -> MaskConstants:
-    """Find the constants that only mean "as low as possible", and numbers of half to replace them.
+    """Find the constants that only mean "as low as possible", and numbers in half precision's range to replace them.
 
-    A floor is −1.5·2ᵏ, with k as large as the type and the number of added masks allow. It leaves room for scores
-    below, and absorbs scores that are small beside it, as float32's lowest number does. Its exponential is 0, and a
-    fully masked row is not NaN. Numbers that are compared keep their order.
+    The replacement, called the floor, is −1.5·2ᵏ, with k as large as the type and the number of added masks allow.
+    Scores can be added to it without overflow. If a small score is added to the floor, the sum rounds to the floor, as
+    with float32's lowest number. The exponential of the floor is 0, and a fully masked row does not become NaN. Numbers
+    that are compared with each other keep their order.
 
     Returns:
         the new arrays, and the tensors that the masks reach.
@@ -122,7 +126,8 @@ def find_mask_constants(view: PrecisionView) -> MaskConstants:
         floor = _lowest_mask_number(view, _max_summands(view, tensors, set(group)))
         if floor is None or len(numbers) > _MOST_NUMBERS:
             continue
-        # The lowest number becomes the floor; higher ones outside half's range follow above it in their order.
+        # The lowest number becomes the floor. Higher numbers outside half precision's range become numbers above the
+        # floor, in the same order.
         moved = {number: floor * (1.0 - k / (2.0 * len(numbers))) for k, number in enumerate(numbers)}
         if len(names) > 1 and not _others_are_above(view, names, max(moved.values())):
             continue
@@ -139,7 +144,7 @@ def find_mask_constants(view: PrecisionView) -> MaskConstants:
 
 
 def _follow_constant(view: PrecisionView, name: str, tensor: onnx.TensorProto) -> _MaskPath | None:
-    """Follow a constant outside half's range to its readers; None if it is not a mask."""
+    """Follow a constant outside half precision's range to its readers; None if it is not a mask."""
     if tensor.data_type != TensorProto.FLOAT:
         return None
     array = initializer_values(tensor)
@@ -188,7 +193,10 @@ def _may_change_sign(view: PrecisionView, tensors: Collection[str]) -> bool:
 
 
 def _drop_undecided_paths(view: PrecisionView, ways: dict[str, _MaskPath]) -> None:
-    """Remove constants that are compared with possible non-masks, and fill in the thresholds of the others."""
+    """Remove constants that may be compared with numbers that are not masks.
+
+    Set the thresholds of the remaining paths.
+    """
     chosen = _constants_by_choice(view)
     removed = True
     while removed:
@@ -203,7 +211,7 @@ def _drop_undecided_paths(view: PrecisionView, ways: dict[str, _MaskPath]) -> No
 
 
 def _compared_constants(view: PrecisionView, way: _MaskPath, chosen: Mapping[str, frozenset[str]]) -> set[str] | None:
-    """Collect the constants that the comparisons on a path read; None if they also read other values."""
+    """Collect the constants that the comparisons on a path read; None if the comparisons also read other values."""
     found: set[str] = set()
     for i in dict.fromkeys(i for tensor in way.tensors for i in view.readers.get(tensor, ())):
         node = view.graph.node[i]
@@ -217,7 +225,7 @@ def _compared_constants(view: PrecisionView, way: _MaskPath, chosen: Mapping[str
 
 
 def _constants_by_choice(view: PrecisionView) -> dict[str, frozenset[str]]:
-    """Map each tensor that holds only elements of constants to these constants."""
+    """Map each tensor that contains only elements of constants to these constants."""
     chosen = {name: frozenset({name}) for name in view.constants}
     for node in view.graph.node:
         if node.op_type not in _CHOICES:
@@ -230,7 +238,7 @@ def _constants_by_choice(view: PrecisionView) -> dict[str, frozenset[str]]:
 
 
 def _choice_operands(node: onnx.NodeProto) -> list[str]:
-    """List the operands from which a choice takes its elements."""
+    """List the operands from which an op in `_CHOICES` takes its elements."""
     if node.op_type == "Where":
         return list(node.input[1:])
     if node.op_type in ("Min", "Max", "Concat"):
@@ -246,7 +254,7 @@ def _is_beyond_range(view: PrecisionView, name: str) -> bool:
 
 
 def _numbers_beyond_range(view: PrecisionView, names: Iterable[str]) -> list[float]:
-    """List the numbers below half's range in any of ``names``, lowest first."""
+    """List the numbers below half precision's range in the constants ``names``, lowest first."""
     every: set[float] = set()
     for name in names:
         array = initializer_values(view.constants[name])
@@ -255,7 +263,7 @@ def _numbers_beyond_range(view: PrecisionView, names: Iterable[str]) -> list[flo
 
 
 def _others_are_above(view: PrecisionView, names: Iterable[str], highest: float) -> bool:
-    """Return True if the unchanged numbers of ``names`` lie above ``highest``, the highest of the replaced ones."""
+    """Return True if the unchanged numbers of ``names`` are above ``highest``, the highest replaced number."""
     for name in names:
         array = initializer_values(view.constants[name])
         kept = array[np.isfinite(array) & (array >= -view.form.largest)]
@@ -265,7 +273,7 @@ def _others_are_above(view: PrecisionView, names: Iterable[str], highest: float)
 
 
 def _group_meeting_constants(ways: Mapping[str, _MaskPath]) -> list[list[str]]:
-    """Group constants that meet in a tensor or in a comparison, since their numbers have to keep their order."""
+    """Group constants that occur in the same tensor or comparison, because their numbers have to keep their order."""
     groups: list[tuple[set[str], list[str]]] = []
     for name, way in ways.items():
         reached = way.tensors | way.thresholds
@@ -282,7 +290,7 @@ def _group_meeting_constants(ways: Mapping[str, _MaskPath]) -> list[list[str]]:
 
 
 def _max_summands(view: PrecisionView, tensors: Collection[str], constants: Collection[str]) -> int:
-    """Count the masks that are added at most on a path to a softmax."""
+    """Return the largest number of masks that are added up on any path to a softmax."""
     count = dict.fromkeys(constants, 1)
     for node in view.graph.node:
         read = [count[n] for n in node.input if n in count]
@@ -297,7 +305,9 @@ def _max_summands(view: PrecisionView, tensors: Collection[str], constants: Coll
 
 
 def _lowest_mask_number(view: PrecisionView, summands: int) -> float | None:
-    """Return the lowest number −1.5·2ᵏ of which ``summands`` can be added together with scores; None if too many."""
+    """Return the lowest −1.5·2ᵏ that can be added ``summands`` times to a score without overflow; None if there are too
+    many summands.
+    """
     if summands > _MOST_SUMMANDS:
         return None
     exponent = int(np.floor(np.log2(view.form.largest / (1.5 * summands))))
@@ -308,9 +318,9 @@ def _lowest_mask_number(view: PrecisionView, summands: int) -> float | None:
 
 
 def mask_ranges(view: PrecisionView, carried: Collection[str]) -> dict[str, TensorRange]:
-    """Compute the ranges that constants outside the type's range give to tensors chosen or summed from them.
+    """Compute the ranges of tensors that may contain a constant outside the type's range, or a sum with one.
 
-    Calibration may not have seen an input that chooses them.
+    The samples of calibration may not contain an input for which the constant is chosen.
 
     Returns:
         tensor -> range, without constants and ``carried``.
@@ -329,7 +339,7 @@ def mask_ranges(view: PrecisionView, carried: Collection[str]) -> dict[str, Tens
 
 
 def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[str, TensorRange]) -> TensorRange | None:
-    """Return the possible range of a node's result from ``found``; None if it passes none of it on."""
+    """Return the range that the ranges ``found`` give to a node's result; None if the node does not pass them on."""
     op = node.op_type
     if op not in _CHOICES and op not in _SUMS and op not in _SIGNED and op != "Clip":
         return None
@@ -344,7 +354,7 @@ def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[s
     if op in _SIGNED:
         magnitude = max(-low, high)
         return TensorRange(-magnitude, magnitude)
-    # A Max is at least its operand outside ``found``, which is not low.
+    # The result of a Max is at least as large as the operand outside ``found``, which is not a low number.
     if op == "Max" and len(own) < len(read):
         low = 0.0
     if op == "Min" and len(own) < len(read):
@@ -356,7 +366,7 @@ def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[s
 
 
 def _clip_bound(view: PrecisionView, node: onnx.NodeProto, place: int, otherwise: float) -> float:
-    """Return a constant bound of a Clip if half represents it, otherwise ``otherwise``."""
+    """Return a constant bound of a Clip if half precision can represent it, otherwise ``otherwise``."""
     if len(node.input) > place:
         name = node.input[place]
     else:

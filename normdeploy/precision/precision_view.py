@@ -1,5 +1,6 @@
-"""Give the rules of half precision their view of a graph: floating tensors, their producers and readers, and seen
-values.
+"""Cache the facts about a graph that the conversion to half precision needs.
+
+These are floating-point tensors, their producers and readers, and the ranges of values that calibration saw.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from .type_conversion import HalfFormat
 
 @dataclass
 class PrecisionView:
-    """Graph with cached lookups; nodes are given by their index.
+    """Graph with cached lookups. A node is identified by its index.
 
     Attributes:
         types: tensor name -> elem_type.
         opset: opset of the default domain.
-        ranges: tensor name -> range of its values.
+        ranges: tensor name -> range of the values that calibration saw.
     """
 
     graph: onnx.GraphProto
@@ -52,7 +53,7 @@ class PrecisionView:
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
-        """Return the indices of the nodes that read each tensor, also from their bodies, by tensor name."""
+        """Return the indices of the nodes that read each tensor, also in their bodies, by tensor name."""
         by_tensor = defaultdict(list)
         for i, node in enumerate(self.graph.node):
             for name in dict.fromkeys((*node.input, *captured_names(node))):

@@ -17,17 +17,17 @@ from ..storage.proto_traversal import copy_model
 from .float32_reasons import allowed_types
 from .type_conversion import HalfFormat, constants_to_initializers
 
-# first opset with bfloat16 for Conv, the pools and others
+# First opset in which Conv, the pools and other ops support bfloat16
 _NEWER = 22
-# first opset whose schemas all state bfloat16
+# Oldest opset from which the file is raised. Schemas of earlier opsets list bfloat16 incompletely.
 _OLDEST = 16
 
 
 def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
     """Copy the file for the conversion to half precision.
 
-    In the copy, the only functions are own and third-party ops, and constants are initializers. For bfloat16 the opset
-    is raised if more ops then support it.
+    In the copy, constants are initializers. Functions are inlined, except those of normdeploy's own ops and of
+    third-party ops. For bfloat16, the opset is raised if more ops of the file support bfloat16 in the newer opset.
 
     Returns:
         the copy, and notes about the opset.
@@ -48,7 +48,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         proto = onnx.inliner.inline_selected_functions(proto, foreign)
     else:
         proto = copy_model(proto)
-    # Old IR versions list every weight as an input, without meaning it as a default that a caller may replace.
+    # In old IR versions, every weight is listed as an input too, although callers are not meant to replace it.
     if proto.ir_version < IR_OF_CONSTANTS:
         weights = {t.name for t in proto.graph.initializer}
         for v in [v for v in proto.graph.input if v.name in weights]:
@@ -56,7 +56,8 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         proto.ir_version = IR_OF_CONSTANTS
     constants_to_initializers(proto.graph)
     for node in proto.graph.node:
-        # `rewriting.residual_sums` wrote the Sum for float32; onnxruntime 1.31.1 crashes on several Sums of halves.
+        # `normdeploy.rewriting.residual_sums` wrote this Sum for float32. onnxruntime 1.31.1 crashes on several Sums of
+        # half precision.
         if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
             node.op_type = "Add"
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= file_opset(proto) < _NEWER and _ops_gaining_type(proto, form):
@@ -75,7 +76,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
 
 
 def _ops_gaining_type(proto: onnx.ModelProto, form: HalfFormat) -> list[str]:
-    """List the ops of the main graph that support the type only at the newer opset."""
+    """List the ops of the main graph that support the type only from the newer opset on."""
     wanted, opset = f"tensor({form.dtype.name})", file_opset(proto)
 
     def supports_type(op: str, version: int) -> bool:
@@ -100,7 +101,7 @@ def tensor_elem_types(proto: onnx.ModelProto) -> dict[str, int]:
     """Infer the element type of each tensor of the main graph.
 
     Returns:
-        tensor name -> ONNX elem_type; sequences are missing.
+        tensor name -> ONNX elem_type, without sequences.
 
     Raises:
         GraphError: the type of an output of a nonstandard op is unknown.

@@ -1,7 +1,9 @@
-"""Measure the values of a model's tensors: onnxruntime runs it in float32 with inner tensors as outputs, in chunks.
+"""Measure the ranges of a model's tensors.
 
-Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of
-their number: 31 s for 12,000 nodes.
+onnxruntime runs the model in float32, several times. Each run returns another chunk of the inner tensors as outputs.
+
+Adding ReduceMin and ReduceMax nodes to the graph would need less memory. But onnxruntime's time to load a graph grows
+with the square of the number of these nodes: 31 s for 12,000 nodes.
 """
 
 from __future__ import annotations
@@ -33,18 +35,20 @@ from ..types import Progress
 
 Samples = Sequence[Mapping[str, np.ndarray]]
 
-# bytes of inner tensors in one run
+# Bytes of inner tensors that one run returns
 _AT_ONCE = 1 << 28
-# bytes assumed for a tensor of unknown shape
+# Bytes that are assumed for a tensor of unknown shape
 _UNKNOWN = 1 << 22
-# bytes of tensors up to which a model is passed to onnxruntime in memory
+# If a model's tensors have at most this number of bytes, the model is passed to onnxruntime in memory. A larger model
+# is passed as a file.
 _IN_MEMORY = 1 << 30
 _AFFORDABLE = 8
-# limit of elements of generated inputs: 256 MB
+# Maximum number of elements of generated inputs: 256 MB
 _GENERATED = 1 << 26
-# limit of elements of a tensor computed from generated inputs: 1 GB; the attention of an SDXL at 1024² has 1.7e8
+# Maximum number of elements of a tensor that is computed from generated inputs: 1 GB. The attention of SDXL at 1024²
+# has 1.7e8 elements.
 _LARGEST = 1 << 28
-# size of an unnamed dynamic dim in generated inputs
+# Size of an unnamed dynamic dim in generated inputs
 _FEW = 2
 
 
@@ -64,7 +68,7 @@ class TensorRange:
         """Merge two ranges.
 
         Returns:
-            the smallest range that contains both.
+            the smallest range that contains both ranges.
         """
         return TensorRange(min(self.low, other.low), max(self.high, other.high))
 
@@ -76,10 +80,10 @@ def measure_ranges(
 
     Args:
         tensors: floating tensors of the main graph.
-        samples: each input name -> array of the model's own type.
+        samples: each a mapping input name -> array, in the types of the model's inputs.
 
     Returns:
-        tensor -> range, without tensors that have no finite number in any sample.
+        tensor -> range. A tensor without a finite number in any sample is missing.
 
     Raises:
         InputError: the model does not run on a sample.
@@ -123,7 +127,7 @@ def input_ranges(samples: Samples) -> dict[str, TensorRange]:
     """Measure the ranges of the floating inputs.
 
     Returns:
-        input -> range, without inputs that have no finite number.
+        input -> range. An input without a finite number is missing.
     """
     measured: dict[str, TensorRange] = {}
     for name, values in (pair for sample in samples for pair in sample.items()):
@@ -150,7 +154,7 @@ def _finite_range(values: np.ndarray) -> TensorRange | None:
 
 
 def require_small_run(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> None:
-    """Check that a run on generated samples, which the user did not ask for, is small enough.
+    """Check that a run on generated samples is small enough, because the user did not ask for this run.
 
     Raises:
         InputError: a tensor is too large.
@@ -181,7 +185,7 @@ def _tensor_bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sampl
 
 
 def chunk_tensors(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
-    """Split ``tensors`` into chunks whose values together take about ``_AT_ONCE`` bytes in the largest sample.
+    """Split ``tensors`` into chunks that take about ``_AT_ONCE`` bytes each for the largest sample.
 
     Returns:
         lists of tensor names.
@@ -198,7 +202,9 @@ def chunk_tensors(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sampl
 
 
 def open_session_with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSession:
-    """Open the model with inner tensors as outputs, without onnxruntime's optimizer, which would fuse them away.
+    """Open the model with inner tensors as outputs.
+
+    onnxruntime's optimizer is off, because it would fuse nodes and remove inner tensors.
 
     Returns:
         the session.
@@ -223,7 +229,7 @@ def serialize_for_session(proto: onnx.ModelProto) -> Iterator[str | bytes]:
     """Serialize a model for onnxruntime.
 
     Yields:
-        the bytes, or for a large model the path of a temporary file that is deleted afterwards.
+        the bytes. For a large model, the path of a temporary file that is deleted afterwards.
     """
     if sum(t.ByteSize() for t in tensors_of(proto)) < _IN_MEMORY:
         yield proto.SerializeToString()
@@ -237,7 +243,7 @@ def serialize_for_session(proto: onnx.ModelProto) -> Iterator[str | bytes]:
 
 
 def load_samples(files: Sequence[str | os.PathLike[str]]) -> list[dict[str, np.ndarray]]:
-    """Load the arrays of each .npz file; nothing in it is executed.
+    """Load the arrays of each .npz file. Pickled objects are refused, so no code of a file is executed.
 
     Returns:
         for each file, input name -> array.
@@ -255,8 +261,8 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
         for each sample, input name -> array.
 
     Raises:
-        InputError: a name is missing or unknown, integers are given for floats or vice versa, or an input is not a
-            tensor.
+        InputError: a name is missing or unknown, an array has integers instead of floats or vice versa, or an input of
+            the model is not a tensor.
     """
     initializers = {t.name for t in proto.graph.initializer}
     if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
@@ -305,15 +311,16 @@ def _require_fitting_shape(
 
 
 def generate_samples(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
-    """Generate random inputs: two at the usual sizes, one at the smallest, one at the largest.
+    """Generate random samples: two at the usual sizes, one at the smallest sizes, and one at the largest sizes.
 
-    The largest is omitted if it has more than 8 times the elements of the usual one, or more than `_GENERATED`.
+    The sample at the largest sizes is omitted if it has more than `_GENERATED` elements, or more than 8 times the
+    elements of a usual sample.
 
     Returns:
         for each sample, input name -> array.
 
     Raises:
-        InputError: the inputs are too large to generate them unasked.
+        InputError: the inputs are too large to be generated without a request by the user.
     """
     if (usual := _element_count(specs, {})) > _GENERATED:
         raise InputError(f"the inputs have {usual} elements; the limit for generated inputs is {_GENERATED}")
@@ -335,7 +342,7 @@ def _element_count(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
 def calibration_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
     """Build input specs from a file's declarations.
 
-    Dynamic dims get size 2, since the file states none. Integers get values 0 and 1, since the file states no range.
+    Dynamic dims get size 2, and integers get the values 0 and 1, because the file states no sizes and ranges.
 
     Returns:
         a spec for each input that has a dtype.

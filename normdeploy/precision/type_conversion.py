@@ -1,16 +1,16 @@
-"""Change element types to half precision, once the nodes that stay float32 are known.
+"""Change element types to half precision, for chosen nodes.
 
-onnxruntime's float16 converter makes the change (``onnxruntime.transformers.float16``). This module works around its
-faults (1.31):
+onnxruntime's float16 converter makes the change (``onnxruntime.transformers.float16``). This module works around faults
+of the converter (version 1.31):
 
-- Values: it raises every number below 6e-8 to 6e-8 and cuts off at 65504. So it gets a file without weights and decides
-  on types alone. The values are rounded here, from the original float32, to nearest even. bfloat16 is then the same
-  decision with another type.
-- Nodes kept in float32: two that read one tensor get two Casts of one name, and a node inside a body gets its Cast
-  outside. So tensors that stay float32 have a private type while the converter runs. It touches only float32, and its
-  own lists of such nodes stay empty.
-- Order, functions, shape inference: the Casts are written here, in order. The converter gets no functions to convert
-  and no file to infer.
+- Values: the converter raises every number below 6e-8 to 6e-8 and clamps at 65504. So the converter gets a file without
+  weights, and changes only types. This module rounds the weights itself, from the original float32 numbers to the
+  nearest half-precision numbers (ties to even). For bfloat16, it replaces the converter's float16 by bfloat16.
+- Nodes that stay float32: if two of them read one tensor, the converter writes two Casts with the same name. For a node
+  in a body, it writes the Cast outside the body. So the converter gets no list of such nodes. Instead, tensors that
+  stay float32 have a private type while the converter runs, because it changes only tensors of the type float32.
+- Order, functions, shape inference: this module writes the Casts, in topological order. The converter gets a file
+  without functions and does not run shape inference.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..dtypes import unit_roundoff
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_graphs, unique_name
 
-# not an elem_type of ONNX
+# Private elem_type of tensors that stay float32; not an elem_type of ONNX
 _HIDDEN = 4242
-# attributes that store an elem_type
+# Attributes that store an elem_type
 _TYPED = ("to", "dtype")
-# These ops return float32 if no attribute names a type.
+# Ops that return float32 if no attribute names a type
 _WITHOUT = frozenset({"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"})
 
 Change = Callable[[int], int]
@@ -44,7 +44,7 @@ class HalfFormat:
 
     Attributes:
         name: "fp16" or "bf16".
-        onnx: its elem_type.
+        onnx: elem_type of the type.
     """
 
     name: str
@@ -58,7 +58,10 @@ class HalfFormat:
 
     @property
     def smallest(self) -> float:
-        """Return the smallest normal number; below it precision is lost gradually, and GPUs may flush to zero."""
+        """Return the smallest normal number.
+
+        Smaller numbers lose precision gradually, and GPUs may flush them to zero.
+        """
         return float(ml_dtypes.finfo(self.dtype).smallest_normal)
 
     @property
@@ -67,7 +70,7 @@ class HalfFormat:
         return unit_roundoff(self.dtype)
 
     def round_to_format(self, values: np.ndarray | float) -> np.ndarray:
-        """Round to this type; numbers beyond the range become infinite.
+        """Round to this type. Numbers beyond the range become infinite.
 
         Returns:
             an array of ``dtype``.
@@ -87,8 +90,8 @@ def narrow_types(
 ) -> onnx.ModelProto:
     """Change float32 to ``form`` in ``proto``, in place, except for some nodes and tensors.
 
-    Casts between the two types must already be in the graph: those to ``form`` as Casts to float32 that are not in
-    ``wide_nodes``.
+    Casts between the two types must already be in the graph. A Cast to ``form`` must be written as a Cast to float32
+    that is not in ``wide_nodes``.
 
     Args:
         wide_nodes: indices of nodes that stay float32.
@@ -116,7 +119,7 @@ def narrow_types(
     ]
     convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
     for values, attribute in zip(narrow, (a for n in graph.node for a in n.attribute), strict=False):
-        # The converter appends its nodes, so zip still pairs the original attributes.
+        # The converter appends its nodes at the end, so zip still pairs each original attribute with its values.
         if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
             attribute.t.CopyFrom(numpy_helper.from_array(form.round_to_format(values)))
     _change_graph_types(graph, _swap_types({TensorProto.FLOAT16: form.onnx}))
@@ -130,7 +133,7 @@ def narrow_types(
 
 
 def _detach_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.TensorProto]:
-    """Replace each initializer by an empty tensor of its type and return the originals."""
+    """Replace each initializer by an empty tensor of the same type, and return the original initializers."""
     weights = list(graph.initializer)
     light = [TensorProto(name=t.name, data_type=_HIDDEN if t.name in apart else t.data_type, dims=[0]) for t in weights]
     del graph.initializer[:]
@@ -139,7 +142,9 @@ def _detach_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.Tensor
 
 
 def _make_types_explicit(node: onnx.NodeProto, form: HalfFormat) -> None:
-    """Write the float32 type that a node uses implicitly, and turn its half attributes into float32."""
+    """If a node's type is float32 only by default, write the type as an attribute. Convert half-precision attributes to
+    float32.
+    """
     for a in node.attribute:
         if a.t.data_type == form.onnx:
             a.t.CopyFrom(numpy_helper.from_array(initializer_values(a.t).astype(np.float32)))
@@ -153,7 +158,7 @@ def _make_types_explicit(node: onnx.NodeProto, form: HalfFormat) -> None:
         node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.FLOAT))
 
 
-# ------------------------------------------------------------------ all places with an element type
+# ------------------------------------------------------------------ element types in a model
 
 
 def _swap_types(swaps: Mapping[int, int]) -> Change:
@@ -197,7 +202,7 @@ class Float32Parts:
     Attributes:
         nodes: indices of the nodes that compute in float32.
         inputs, outputs: names of inputs and outputs of the graph.
-        node_inputs: index of a node -> indices of its inputs that are float32 even if the node is half.
+        node_inputs: index of a node -> indices of the inputs that are float32 even if the node is half precision.
     """
 
     nodes: frozenset[int]
@@ -207,11 +212,11 @@ class Float32Parts:
 
 
 class CastWriter:
-    """Rewrite the graph with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
+    """Writer of Casts between float32 tensors and half-precision tensors, one Cast per tensor and type.
 
     Args:
         graph: changed in place by ``rewrite_graph``; each node must follow the nodes that it reads.
-        floating: names of the tensors that are float32 or half.
+        floating: names of the tensors that are float32 or half precision.
         float32: the parts that stay float32.
 
     Attributes:
@@ -240,7 +245,7 @@ class CastWriter:
         self._outputs = {v.name: v.name in float32.outputs for v in graph.output if v.name in floating}
 
     def _narrow_read_names(self) -> set[str]:
-        """Collect the tensors that half nodes read, and the graph's outputs."""
+        """Collect the tensors that half-precision nodes read, and the graph's outputs."""
         read = set[str]()
         for place, node in enumerate(self._graph.node):
             if place not in self._float32.nodes:
@@ -263,7 +268,9 @@ class CastWriter:
         return weights | {name for name, wide in self._is_wide.items() if wide}
 
     def _add_node(self, node: onnx.NodeProto, wide: bool, always: Collection[int]) -> None:
-        """Append a node with its inputs in its precision, followed by Casts of outputs that must have the other one.
+        """Append a node with its inputs in the node's precision.
+
+        Casts follow for outputs that must have the other precision.
 
         A Cast between float32 and half is dropped if the new graph does not need it.
         """
@@ -281,7 +288,7 @@ class CastWriter:
         for i, name in enumerate(node.output):
             if name not in self._floating:
                 continue
-            # A graph output keeps its name, behind the Cast.
+            # The result of the Cast gets the name of the graph output.
             if self._outputs.get(name, wide) != wide:
                 node.output[i] = self._renamed[name] = self._fresh_name(f"{name}_{_type_name(wide, self._form)}")
                 late.append((node.output[i], name))
@@ -291,7 +298,7 @@ class CastWriter:
             self._add_cast(inner, name, not wide, node)
 
     def _read_as(self, name: str, wide: bool) -> str:
-        """Return the name of a tensor's copy in the wanted precision, and write the Cast if it is missing."""
+        """Return the name of a tensor in the wanted precision, and write the Cast if no earlier node needed it."""
         name = self._renamed.get(name, name)
         if name in self._weights:
             if wide:
@@ -305,7 +312,7 @@ class CastWriter:
         return self._made[name, wide]
 
     def _rename_in_bodies(self, node: onnx.NodeProto, wide: bool) -> None:
-        """Rename outer tensors in bodies to the copy that the node's own precision reads."""
+        """Rename tensors of the outer graph in a node's bodies to their copies in the node's precision."""
         for body in (b for a in node.attribute for b in attribute_graphs(a)):
             own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
             for inner in body.node:
@@ -318,7 +325,10 @@ class CastWriter:
                     out.name = self._read_as(out.name, wide)
 
     def _narrow_weight(self, name: str) -> str:
-        """Return the name of the float32 copy of a weight, which is the weight itself if only float32 nodes read it."""
+        """Return the name of the float32 copy of a weight.
+
+        If only float32 nodes read the weight, no copy is needed, and the name is the weight's own name.
+        """
         if not self._wide_weights[name]:
             self._wide_weights[name] = self._fresh_name(f"{name}_{_type_name(True, self._form)}")
             self._copies.append(

@@ -1,4 +1,8 @@
-"""Compute with `Value`s and sum them over axes; each division checks its premise (docs/certificates.md)."""
+"""Compute with `Value`s and sum them over axes; each division checks that its divisor cannot be zero.
+
+The package `normdeploy.proof` defines the terms (atom, draw, field, radicand). docs/explanation/certificates.md has the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ class Radicand:
     Attributes:
         w: W.
         root: √W.
-        node: id of the node whose epsilon is ε; 0 if no node has one.
-        epsilon: ε; None if W has none.
+        node: id of the node whose epsilon is ε; 0 if ε is not a node's epsilon.
+        epsilon: ε as a value; None if W is the sum of squares alone.
     """
 
     w: Value
@@ -38,12 +42,12 @@ class Radicand:
 
 
 class Arithmetic(Sampler):
-    """Compute with `Value`s. Without a field, no premise is checked.
+    """Compute with `Value`s. Without a field, divisors are not checked.
 
     Attributes:
         radicands: all radicands so far, in the order in which their roots were taken.
-        divided: numbers of the radicands that may be zero and whose roots are divided by.
-        zeros: sizes that are divided by and may be zero.
+        divided: indices of the radicands that may be zero and whose roots are divisors.
+        zeros: sizes that are divisors and may be zero.
     """
 
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
@@ -62,7 +66,7 @@ class Arithmetic(Sampler):
         padded = [((),) * (rank - len(v.axes)) + v.axes for v in values]
         common: list[Any] = []
         for i in range(rank):
-            # Number of this axis in each value; negative if the value has too few axes.
+            # Index of this axis in each value; negative if the value has too few axes.
             numbers = [i - rank + len(v.axes) for v in values]
             varying = [n >= 0 and v.varies_along(n) for v, n in zip(values, numbers, strict=True)]
             common.append(self._unify_axis([axes[i] for axes in padded], varying))
@@ -85,10 +89,11 @@ class Arithmetic(Sampler):
     def _unify_axis(self, column: Sequence[Atoms], varying: Sequence[bool]) -> Atoms:
         """Unify the atoms of axes that broadcast to each other.
 
-        A value that does not vary along its axis, such as the result of an Expand, is cut like the others.
+        If an axis is split into several atoms in one value, it is split in all values. That includes a value that does
+        not vary along the axis, such as the result of an Expand.
         """
         atoms: Atoms = ()
-        # The varying values come first, so they decide the cut.
+        # Process the varying values first, so that they decide how the axis is split.
         for i in sorted(range(len(column)), key=lambda i: not varying[i]):
             if varying[i] or not atoms or not column[i] or product_of_sizes(atoms) != product_of_sizes(column[i]):
                 atoms = self.plan.unify_atoms(atoms, column[i])
@@ -119,7 +124,7 @@ class Arithmetic(Sampler):
         """Add two values.
 
         Returns:
-            x + y. Its sign follows from the signs of both, or from their sizes.
+            x + y. Its sign follows from the signs of x and y, or, for sizes, from the polynomial x + y.
         """
         return self._add_signed(x, y, 1)
 
@@ -193,7 +198,7 @@ class Arithmetic(Sampler):
         return z
 
     def inverse(self, y: Value) -> Value:
-        """Invert a value that is zero for no real input, or only where both sides give NaN.
+        """Invert a value that is never zero, or is zero only at inputs at which both sides give NaN.
 
         Returns:
             1/y.
@@ -213,7 +218,7 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             f = np.asarray(1, dtype=self.real) / y.f
         z = Value(y.axes, made, f, y.data, y.sign, y.degree.with_places_in(y.varying_atoms()).inverse(), sized=y.sized)
-        # Otherwise 1/y may be Inf, and 1/Inf is zero.
+        # In all other cases 1/y may be zero: if y is Inf, 1/y is 0.
         z.nonzero = y.nonzero or y.sign == POSITIVE
         z.sums, z.fixed = y.sums, y.fixed | (y.varying_axes() if y.sums else frozenset())
         return z
@@ -222,7 +227,7 @@ class Arithmetic(Sampler):
         """Divide two values.
 
         Returns:
-            x/y. The field uses x·(1/y); the floats divide directly.
+            x/y. In the field it is computed as x·(1/y), in floats by a division.
 
         Raises:
             NotProved: ``y`` may be zero.
@@ -296,13 +301,13 @@ class Arithmetic(Sampler):
         return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
     def inner_product(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
-        """Compute the `sum_over` of x·y without storing the product.
+        """Sum x·y over axes without storing the product.
 
         Args:
             axes: numbers of the common axes to sum over; they stay as axes of size 1.
 
         Returns:
-            the sum, along the broadcast axes of both.
+            the sum, with the broadcast axes of x and y.
         """
         common, ((a, f), (b, g)) = self.broadcast_values(x, y)
         summed = frozenset(atom for axis in axes for atom in common[axis])
@@ -343,13 +348,13 @@ class Arithmetic(Sampler):
         return z
 
     def _quotient_count(self, atoms: Sequence[Size], fixed: frozenset[Any]) -> int:
-        """Count the quotients that a sum over these atoms adds, each with its own denominator.
+        """Count the quotients with different denominators that a sum over these atoms adds up.
 
         Returns:
             the product of the point counts of the atoms in ``fixed``.
 
         Raises:
-            NotProved: such an atom is sampled, so its places do not each have a point.
+            NotProved: an atom in ``fixed`` has fewer points than places.
         """
         for atom in atoms:
             self.plan.sum_over(atom)
@@ -375,6 +380,41 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             return a, np.add.reduce(f if real is None else f * real.reshape(shape), axis=slot, keepdims=True)
 
+    def split_joined_axis(self, x: Value, axis: int) -> list[Value]:
+        """Split an axis that is joined from parts (`AxisPlan.join_axes`), the inverse of a Concat.
+
+        Args:
+            axis: number of the axis, which is one joined atom.
+
+        Returns:
+            the parts in order.
+        """
+        (atom,) = x.axes[axis]
+        (slot,) = x.array_axes(axis)
+        bounds = self.plan.part_bounds(atom)
+        parts = []
+        for i, size in enumerate(self.plan.joins[atom]):
+            atoms = self.plan.atoms_of(size)
+            places = slice(bounds[i], bounds[i + 1])
+            axes = (*x.axes[:axis], atoms, *x.axes[axis + 1 :])
+            a = None if x.a is None else self._take_points(x.a, slot, places, atoms)
+            f = self._take_points(x.f, slot, places, atoms)
+            made = replace(x, axes=axes, a=a, f=f, size=None, drawn=None)
+            if axis_identity(atom) in x.fixed:
+                made.fixed = x.fixed | {axis_identity(each) for each in atoms}
+            parts.append(made)
+        return parts
+
+    def _take_points(self, array: Array, slot: int, places: slice, atoms: Atoms) -> Array:
+        """Take points along one axis of an array, and lay them out along ``atoms``."""
+        if array.shape[slot] == 1:
+            taken = array
+            counts = [1] * len(atoms)
+        else:
+            taken = array[(slice(None),) * slot + (places,)]
+            counts = [self.plan.point_count(each) for each in atoms]
+        return taken.reshape(*array.shape[:slot], *counts, *array.shape[slot + 1 :])
+
     def count(self, x: Value, axes: Sequence[int]) -> Value:
         """Count the elements along axes.
 
@@ -399,7 +439,7 @@ class Arithmetic(Sampler):
         """Compute t·w if it is the same number at all points and positive.
 
         Returns:
-            its residue and its float; None if t·w varies or is not shown to be positive.
+            the number as a residue and as a float; None if t·w varies or is not shown to be positive.
         """
         if t.a is None or w.a is None or self.gf is None:
             return None
@@ -413,10 +453,10 @@ class Arithmetic(Sampler):
         return self._require_positive(int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0]), t, w)
 
     def positive_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """Compute `constant_ratio` if the number is positive.
+        """Compute t/w if it is the same number at all points and positive.
 
         Returns:
-            residue and float of t/w; None if t/w varies or is not shown to be positive.
+            the number as a residue and as a float; None if t/w varies or is not shown to be positive.
         """
         known = self.constant_ratio(t, w)
         if known is None:
@@ -424,10 +464,11 @@ class Arithmetic(Sampler):
         return self._require_positive(*known, t, w)
 
     def constant_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """Compute t/w if it is the same number at all points. One point gives the number, the others test it.
+        """Compute t/w if it is the same number at all points. The first point gives the number; the other points test
+        it.
 
         Returns:
-            its residue and its float; None if t/w varies.
+            the number as a residue and as a float; None if t/w varies.
         """
         if t.a is None or w.a is None or self.gf is None:
             return None
@@ -445,8 +486,9 @@ class Arithmetic(Sampler):
     def _require_positive(self, r: int, value: float, t: Value, w: Value) -> tuple[int, float] | None:
         """Return ``r`` and ``value`` if the number is positive at every size and for the constants in the file.
 
-        The number is t/w or t·w, with residue ``r`` and float ``value``. It is positive by the structure of both
-        factors, or as a fraction of at most `_HEIGHT` bits times a power of a size. A float at one size proves nothing.
+        The number is t/w or t·w, with residue ``r`` and float ``value``. Its sign is shown in one of two ways. Either
+        both factors are positive by their structure, or the number is a positive fraction of at most `_HEIGHT` bits, or
+        such a fraction times or divided by a size. The float alone proves nothing, because it holds at one size only.
 
         Returns:
             (r, value), or None if the number is not shown to be positive.
@@ -464,7 +506,7 @@ class Arithmetic(Sampler):
         return None
 
     def _size_factors(self) -> list[tuple[int, float]]:
-        """Return 1, and each size and its inverse: in the field and as floats."""
+        """Return 1, each size, and the inverse of each size, as pairs of a residue and a float."""
         assert self.gf is not None
         sizes = [(1, 1.0)]
         for q, n in self.draws.symbols.values():
@@ -473,13 +515,13 @@ class Arithmetic(Sampler):
         return sizes
 
 
-# Maximum bits of a fraction that is read from its residue: a share of 2^-60 of all residues has one, and the float must
-# agree
+# Maximum bits of a fraction that is read from its residue. Of 160-bit residues, only a share of 2^-60 represent such a
+# small fraction by chance, and the float must agree as well.
 _HEIGHT = 100
 
 
 def _shifted_draw(x: Value, number: Value) -> tuple[Any, int] | None:
-    """Return `Value.drawn` of x + number; None if ``x`` is not drawn or ``number`` is not one constant."""
+    """Return `Value.drawn` of x + number; None if ``x`` is not drawn or ``number`` is not a constant scalar."""
     if x.drawn is None or number.data or number.a is None or number.a.size != 1:
         return None
     key, c = x.drawn

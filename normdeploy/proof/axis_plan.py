@@ -1,9 +1,12 @@
-"""Lay out and sample tensors: an axis is a product of atoms, and a few weighted points represent an atom of n places.
+"""Decide how the axes of tensors are divided and sampled in a proof.
 
-A region of uniform ops treats all places of an axis alike and sums over whole axes. If k of n places hold values of
-their own and the others share one value, a sum over the axis is a weighted sum over k + 1 points. Suppose an identity
-of degree d in the elements of an axis holds for d + 2 points with any weights. Then it holds for every length of that
-axis (docs/certificates.md has the proof).
+A place is one position along an axis, and an atom is a set of n places. An axis is a product of atoms. A few weighted
+points represent the n places of an atom.
+
+The ops of a proof treat all places of an axis alike and sum over whole axes. Suppose k of n places hold different
+values and the remaining n − k places share one value. Then a sum over the axis is a weighted sum over k + 1 points.
+Next, suppose an identity of degree d in the elements of an axis holds for d + 2 points with any weights. Then it holds
+for every length of that axis (docs/explanation/certificates.md has the proof).
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]
 
-# Points of an axis that is not summed over
+# Number of points of an axis that is not summed over
 _FEW = 2
-# Points of a summed axis before any degree is known
+# Number of points of a summed axis before the degree of the identity is known
 _FEWEST = 4
-# Maximum number of points that an axis may need
+# Maximum number of points of an axis; a proof that needs more points fails.
 _MOST = 64
 _CUTS = 32
 
@@ -42,9 +45,9 @@ class AxisPlan:
         joins: the parts of each size that a Concat joins, in order.
         displaced: True if taps of convolutions are identified by their displacement (`normdeploy.proof.convolutions`).
         together: number of axes of one tensor that share an atom, if more than one.
-        twice: the same for atoms that are also a part of a joined axis.
-        lengths: for atoms of arbitrary length, the length in the file, which its Reshapes name.
-        named: symbols for the lengths that may be arbitrary, by length; the proof holds for any value of them.
+        twice: the same number, for atoms that are also a part of a joined axis.
+        lengths: for each atom of arbitrary length, its length in the file. The file's Reshapes contain this length.
+        named: symbols that replace lengths, keyed by length. The proof holds for any value of a symbol.
         learning: True while all axes have few points and only a cut or a join restarts the evaluation.
     """
 
@@ -63,7 +66,7 @@ class AxisPlan:
         """Build the plan for the file's lengths.
 
         Args:
-            named: symbols by the length that each replaced.
+            named: the symbols of this plan, keyed by the length that each symbol replaced.
 
         Returns:
             a new plan without cuts and joins, with lengths in place of the symbols.
@@ -104,13 +107,13 @@ class AxisPlan:
         )
 
     def place_count(self, atom: Size) -> int:
-        """Count the places of an atom in the file's own constants.
+        """Count the places of an atom, with the lengths that the file's constants have.
 
         Returns:
             the number of places.
 
         Raises:
-            NotProved: the file states no number.
+            NotProved: the file gives no number for this size.
         """
         n = (
             atom.constant_value
@@ -150,7 +153,7 @@ class AxisPlan:
         raise RestartEvaluation
 
     def join_axes(self, size: Size, parts: tuple[Size, ...]) -> None:
-        """Make every axis of this size the concatenation of ``parts``.
+        """Treat every axis of this size as the concatenation of ``parts``.
 
         Raises:
             RestartEvaluation: if the join is new.
@@ -185,7 +188,7 @@ class AxisPlan:
         """Record that an atom is summed over, with the atoms of its joined parts.
 
         Raises:
-            RestartEvaluation: if that is new.
+            RestartEvaluation: if the plan did not know of this sum.
         """
         if atom not in self.summed:
             self.summed.add(atom)
@@ -195,9 +198,9 @@ class AxisPlan:
                 self.sum_over(a)
 
     def separate_axes(self, axes: Axes) -> None:
-        """Provide enough points that the axes of one tensor that share an atom can take different ones.
+        """Provide enough points that all axes of one atom in a tensor can take different points.
 
-        Of k places, two of which are equal, not all differ, so k axes of one atom need k points.
+        k axes of one atom need k points. With fewer points, at least two axes would always take the same point.
 
         Raises:
             RestartEvaluation: if the plan grows.
@@ -248,12 +251,12 @@ class AxisPlan:
     def require_degree(self, degrees: Mapping[Key, int], by_sums: bool = False) -> None:
         """Require enough points for an identity of this degree in the places of each atom.
 
-        If axes are joined, or ``displaced`` is set, a place belongs to several atoms, so the total degree counts for
+        If axes are joined, or ``displaced`` is set, a place belongs to several atoms. Then the total degree counts for
         each atom.
 
         Args:
             degrees: degree by atom, and the total under ``ALL``.
-            by_sums: the identity is a polynomial in sums; no root and no unknown function is taken of one.
+            by_sums: the identity is a polynomial in sums. No sum is the argument of a root or of an unknown function.
 
         Raises:
             RestartEvaluation: more points are needed.
@@ -316,7 +319,7 @@ class AxisPlan:
         """Regroup the atoms of a whole tensor into axes of the given sizes, as a Reshape does.
 
         Args:
-            sizes: size of each new axis; at most one is open (None).
+            sizes: size of each new axis; at most one size is None, and it is computed from the others.
 
         Returns:
             the atoms of each new axis.

@@ -6,7 +6,7 @@ from ..findings.records import Certificate
 from .identity_check import Identity
 from .proof_errors import NotProved, ProofFailure
 
-# Failures that leave open whether the rewrite is right at every input.
+# Failures after which the rewrite may still be right: the prover could not decide.
 NOT_KNOWN = frozenset({ProofFailure.OP.name, ProofFailure.SIZE.name, ProofFailure.LAYOUT.name, ProofFailure.LIMIT.name})
 
 

@@ -1,7 +1,8 @@
 """Describe constants that a rewrite computed, for the prover.
 
-A `ComputedConstants` gives each constant's exact value before rounding, as an expression of the file's own constants.
-The proof that both sides agree holds for these exact values; each stored number is then compared with its own.
+A `ComputedConstants` gives each constant's exact value before rounding, as an expression of constants of the original
+file. The proof that both sides agree holds for these exact values. Each stored number is then compared with its exact
+value.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Side = Callable[[ProofInterpreter, Sequence[Value]], list[Value]]
 class ComputedConstants(ABC):
     """Constants of one rewrite, with the expressions that define their exact values."""
 
-    # True if taps of convolutions are identified by the input that they read (`proof.convolutions`).
+    # True if taps of convolutions are identified by the input that they read (`normdeploy.proof.convolutions`)
     displaced: ClassVar[bool] = False
 
     @abstractmethod
@@ -37,10 +38,11 @@ class ComputedConstants(ABC):
 
     @abstractmethod
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
-        """Compute the constants from the file's own constants.
+        """Compute the exact values from the constants of the original file.
 
         Args:
-            absolute: sum the magnitudes of the terms instead, in floats only.
+            absolute: replace each term of a sum by its magnitude, and compute in floats only. The result bounds
+                rounding errors.
 
         Returns:
             values by the ids of the constants.
@@ -62,23 +64,23 @@ class ComputedConstants(ABC):
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
-        """Return the nodes outside the regions whose constants these are computed from."""
+        """Return the nodes outside the regions that hold the original constants."""
         return ()
 
     @property
     def leaves(self) -> Sequence[gs.Tensor]:
-        """Return the tensors that these nodes read as data."""
+        """Return the tensors that the nodes of `nodes` read as data."""
         return ()
 
     @property
     def weights(self) -> Sequence[np.ndarray]:
-        """Return the float64 arrays that these are computed from and that no node of `nodes` reads."""
+        """Return the float64 arrays that enter the computed constants and that no node of `nodes` reads."""
         return ()
 
     def expected_side(self, before: Side, graph: Graph) -> Side:
         """Return the function that the nodes after the rewrite must compute.
 
         Returns:
-            by default ``before``, the function of the nodes before it.
+            by default ``before``, the function of the nodes before the rewrite.
         """
         return before

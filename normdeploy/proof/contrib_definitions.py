@@ -3,7 +3,7 @@
 Expansions of these ops are proved against these definitions.
 
 A definition is called with (machine, inputs, attributes, opset, number of outputs) and returns the outputs. Inputs are
-`Value`, `Indices` or `Table`; None if omitted.
+`Value`, `IndexTensor` or `LookupTable`; an omitted input is None.
 """
 
 from __future__ import annotations

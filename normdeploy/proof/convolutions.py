@@ -1,12 +1,13 @@
 """Evaluate convolutions as sums over taps of gathered places.
 
-y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t]. For each place s of the output and each tap t of the kernel, G takes
-one place of the input. It takes a zero if the kernel reaches into the padding or, transposed, between the strides.
+y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t]. For each place s of the output and each tap t of the kernel, the
+gather G reads one place of the input. It reads a zero instead if the tap lies in the padding or, in a transposed
+convolution, between the strides.
 
-Strides, dilations and pads alone determine G. An identity that holds for every linear G therefore holds for these G. G
-has to be the same for the same attributes, and without zeros its rows add up to one. So in the field G is a matrix of
-random elements, one for each set of attributes. A G that only takes places would be a weak test: with few points, two
-taps share one. No stride or dilation makes this larger.
+Only strides, dilations and pads determine G, and an identity that holds for every linear G holds for the actual G. Two
+properties of G must stay: equal attributes give the same G, and without padding its rows add up to one. So the field
+uses one random matrix G for each set of attributes. A G that copies elements would be a weak test, because with few
+points two taps read the same point. The size of the matrix does not depend on strides and dilations.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _convolution_op(transposed: bool) -> Op:
 def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
     """Run `_gather_windows` once for all convolutions that read one input with the same attributes.
 
-    The convolutions before and after the rewrite do.
+    The convolutions before and after a rewrite usually share their input and attributes.
     """
     key = (
         id(x.a),
@@ -105,7 +106,7 @@ def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attr
     )
     if key not in m.gathered:
         m.gathered[key] = x, m.node, _gather_windows(m, x, kernel, attrs, transposed)
-    # The cache keeps x alive, so no other array gets its id.
+    # The cache keeps x alive, so no other array can get the id of x.
     _, node, y = m.gathered[key]
     if node == m.node:
         return y
@@ -119,7 +120,10 @@ def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attr
 
 
 def _fixed_input_axes(x: Value, axes: Axes, rank: int) -> frozenset[Any]:
-    """Return the fixed axes of a gathered input: two places of the output may read one place of the input."""
+    """Return the fixed axes of a gathered input.
+
+    Two places of the output may read the same place of the input, so a fixed axis of the input fixes other axes too.
+    """
     return x.fixed | frozenset(axis_identity(atom) for axis in axes[3 : 3 + rank] for atom in axis)
 
 
@@ -128,10 +132,10 @@ class _ConvolvedAxis:
     """Axis along which a convolution reads windows.
 
     Attributes:
-        attributes: stride, dilation, output padding, pads and the like along it.
-        source: atoms of the input's axis.
-        places: atoms of the output's axis.
-        tap: atoms of the kernel's axis, whose length is ``kernel``.
+        attributes: attributes of the convolution along the axis: stride, dilation, output padding and pads.
+        source: atoms of the axis in the input.
+        places: atoms of the axis in the output.
+        tap: atoms of the axis in the kernel, whose length is ``kernel``.
     """
 
     attributes: tuple[Any, ...]
@@ -227,11 +231,12 @@ def _point_map(
     """Map each place and tap to the input.
 
     Args:
-        has_zeros: whether the window may hold a zero.
+        has_zeros: True if the window may reach into the padding, or between the strides of a transposed convolution.
 
     Returns:
-        the point of the input read in floats, (places · taps,); the share of each point in the field, (points, places ·
-        taps), None without a field; and 0 where a zero may be, else 1, (places · taps,), None without zeros.
+        three arrays. First, the index of the point that each tap reads in floats, (places · taps,). Second, the factor
+        of each point in the field, (points, places · taps); None without a field. Third, factors in floats, 0 for one
+        tap and 1 for the others, (places · taps,); None without zeros.
     """
     counts = _count_points(m, axis.source, axis.places, axis.tap)
     reads = counts[1] * counts[2]
@@ -241,7 +246,7 @@ def _point_map(
     real = None
     if has_zeros:
         real = np.ones(reads)
-        # Not at an end: NaNs are placed there.
+        # The zero is in the middle, because the tests for NaN use the first and the last place.
         real[reads // 2 if reads > 2 else 0] = 0.0
     if m.gf is None or not exactly:
         return index, None, real
@@ -256,8 +261,8 @@ def _point_map(
 def _shuffled_points(points: int, reads: int, key: tuple[Any, ...]) -> Array:
     """Choose the point that each read takes in floats.
 
-    All points are used. The first and the last read take the first and the last point. Other attributes give another
-    order.
+    All points are used. The first read takes the first point, and the last read takes the last point. The order depends
+    on ``key``, the attributes of the convolution.
     """
     rng = np.random.default_rng([53, zlib.crc32(repr(key).encode())])
     index = rng.permutation(np.resize(np.arange(points), reads))
@@ -281,7 +286,9 @@ def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> A
 def _displacement_map(
     m: ProofInterpreter, axis: _ConvolvedAxis, *, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
-    """Map places as `_point_map` does, with one map per displacement that all convolutions share.
+    """Map each place and tap to the input, as `_point_map` does.
+
+    Taps with the same displacement share one map, in all convolutions.
 
     The lemma is in `normdeploy.rewriting.branch_expressions`.
     """

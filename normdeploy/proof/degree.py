@@ -1,6 +1,7 @@
-"""Count how many places of an atom a monomial names at most, which gives the number of points for a proof.
+"""Bound how many places of an atom one monomial can name; the bound gives the number of points that a proof needs.
 
-docs/certificates.md has the lemma (few points). Two counts bound the number of places:
+docs/explanation/certificates.md has the lemma ("few points"), and `normdeploy.proof` defines the terms. Two counts
+bound the number of places:
 
 - Factors: each factor names the places of its element, including those of the result.
 - Sums: each sum names one place. A factor outside all sums names only the result's own places, which are parameters.
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 
 from ..graphs.symbolic_sizes import Size
 
-# Counts in the numerator and in the denominator
+# Count in the numerator, count in the denominator
 Pair = tuple[int, int]
-# Key of all factors, regardless of their atoms
+# Key of the count of all factors, whatever their atoms
 ALL = None
-# An atom: factors with a place in it; a pair: sums over it
+# Key of a count. An atom is the key of the factors with a place in this atom; a pair is the key of the sums over the
+# atom.
 Key = Size | tuple[str, Size] | None
 
 _NONE: Pair = (0, 0)
@@ -28,7 +30,7 @@ _NONE: Pair = (0, 0)
 class Degree:
     """Degree by atom and in total, for numerator and denominator.
 
-    When multiplied out, a sum over an atom names one of its places.
+    In a product that is multiplied out, a sum over an atom names one of the atom's places.
     """
 
     counts: Mapping[Key, Pair]
@@ -45,7 +47,7 @@ class Degree:
 
     @staticmethod
     def of_sums(atoms: Iterable[Size]) -> Degree:
-        """Count sums over these atoms without the terms that they sum.
+        """Count sums over these atoms, but not the summed terms.
 
         Returns:
             the degree, under the keys of sums.
@@ -93,7 +95,7 @@ class Degree:
         return Degree({k: (n + (times - 1) * d, times * d) for k, (n, d) in self.counts.items()})
 
     def sum_over(self, atoms: Iterable[Size]) -> Degree:
-        """Sum over these atoms; an element's own denominator names its places too.
+        """Sum over these atoms. The denominator of a summed element names places of these atoms too.
 
         Returns:
             the degree of the sum.
@@ -103,7 +105,7 @@ class Degree:
         return Degree(inner).times(Degree({_sum_key(atom): (n, 0) for atom, n in named.items()}))
 
     def with_places_in(self, atoms: Iterable[Size]) -> Degree:
-        """Treat an element that varies along these atoms as one factor from here on.
+        """Treat an element that varies along these atoms as one factor.
 
         Returns:
             a degree that names at least one place per atom; a_i + a_j counts as an element of S×S.

@@ -1,4 +1,8 @@
-"""Describe the two sides of a rewrite as functions of the same leaves, independent of their origin."""
+"""Describe the two sides of a rewrite as functions of the same leaves.
+
+A leaf is a tensor that both sides read as data. The prover sees only this description, so any kind of rewrite can be
+proved.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +32,17 @@ class Equivalence:
     Attributes:
         shapes: shape of each leaf.
         before: function of the nodes before the rewrite.
-        after: function of the nodes after it; as many results.
+        after: function of the nodes after the rewrite, with as many results as ``before``.
         culprit: name of the tensor to report if the proof fails.
-        at: runs both sides in float64 at given sizes. Each leaf is filled with a number, or with normal samples if the
-            number is NaN. Returns None if a side cannot be run.
+        at: runs both sides in float64 at the passed sizes. It fills each leaf with the passed number, or with normal
+            samples if the number is NaN. It returns None if a side cannot be run.
         graph: graph that holds the nodes after the rewrite, to read their constants and epsilons.
         nodes: the nodes after the rewrite.
         expressions: the computed constants of a fold.
-        named: lengths of axes that may be arbitrary, with their symbols.
-        partly_hidden: numbers of the leaves for which the proposal shows that no row is entirely -Inf.
-        held: constants already read, by the ids of their tensors; each is read once for all evaluations.
+        named: symbols, keyed by the length of axis that each symbol replaces. The proof then holds for any length.
+        partly_hidden: indices of the leaves in which no row consists of -Inf only. The transform that proposed the
+            rewrite has shown this.
+        held: constants already read, by the ids of their tensors. Each constant is read once for all evaluations.
         work: operations spent on all attempts at this proof.
     """
 
@@ -78,12 +83,12 @@ def equivalence_of_regions(
     """Build the equivalence of regions of one graph that share their leaves.
 
     Args:
-        before: one region per result.
-        after: as many regions.
+        before: the regions before the rewrite, one per result.
+        after: the regions after the rewrite, in the same order.
         expressions: the computed constants of a fold.
 
     Returns:
-        the equivalence; without ``at`` if ``expressions`` restates the function.
+        the equivalence. Its ``at`` is None if ``expressions`` changes the function that the nodes must compute.
 
     Raises:
         NotProved: a leaf is not floating-point, or its rank is unknown.
@@ -126,7 +131,7 @@ def equivalence_of_regions(
     sides = Equivalence(
         tuple(shapes), restated, evaluate_side(after), first.y.name, graph=graph, nodes=nodes, expressions=expressions
     )
-    # Nodes whose function is restated compute something else in float64.
+    # If the expected function is not that of the nodes before, running both sides in float64 would show a difference.
     if restated is not plain:
         return sides
     return replace(sides, at=values_at_size)

@@ -1,7 +1,7 @@
 """Evaluate both sides of a proof at random points of a random prime field and compare them.
 
-Points are redrawn until every root exists in the field. An evaluation in floats comes first and shows how the axes are
-cut.
+A first evaluation in floats shows how the axes must be cut into atoms. The evaluations in the field follow. Their
+random elements are redrawn until every root exists in the field. The package `normdeploy.proof` defines the terms.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .value import Value
 
 # Maximum number of evaluations that one proof may start
 _BEGINNINGS = 500
-# Bits of the error probability of an exact certificate
+# An exact certificate is wrong with a probability of at most 2^-PROMISED
 PROMISED = 80
-# Bits of each identity; a certificate may combine several
+# One identity is wrong with a probability of at most 2^-ASKED; a certificate may combine several identities
 ASKED = PROMISED + 16
-# Maximum bits of a prime
+# Maximum length of a prime in bits
 LONGEST = 4096
 _PRIMES = 12
-# Number of evaluations after which a radicand is refused if it was a square in all of them
+# A radicand that was a square in this number of evaluations is assumed to be a square always, and is refused
 _UNSEEN = 60
 
 
@@ -44,20 +44,20 @@ _UNSEEN = 60
 class Identity:
     """Result of a successful proof: both sides are one function.
 
-    The identity also holds for any other two sides that differ from these only in the elements of larger constants.
-    `check_stored_constants` compares those elements.
+    The identity does not depend on the elements of larger constants, so it also holds for sides that differ only in
+    these elements. `check_stored_constants` compares the elements.
 
     Attributes:
         points: number of compared elements.
-        degree: largest degree of the compared identities, in places of atoms.
-        parameters: True if both sides agree up to a scale and shift per element, which the file stores rounded.
-        epsilons: exact epsilon by the index of the node in ``Equivalence.nodes``.
+        degree: largest degree of the compared identities, as a number of places (`normdeploy.proof.degree`).
+        parameters: True if the sides agree only up to a scale and shift per element. The file stores both rounded.
+        epsilons: exact epsilons, keyed by the index of the node in ``Equivalence.nodes``.
         plan: layout of the axes.
         gains: True if an infinite input gives NaN after the rewrite and a number before it.
         read: constants that the proof replaced by the fractions from which they were rounded
             (`proof.rational_reconstruction`).
-        roots: number of root elements per input. Each doubles the degree of the tested polynomial and halves the inputs
-            at which all roots exist.
+        roots: number of elements of the evaluation that are roots. Each root doubles the degree of the tested
+            polynomial and halves the share of inputs at which all roots exist.
         zeros: sizes that both sides divide by and that may be zero.
         length: bits of the prime.
     """
@@ -75,17 +75,17 @@ class Identity:
 
     @property
     def security_bits(self) -> int:
-        """Return the b for which the error probability is at most 2^-b.
+        """Return b such that the error probability is at most 2^-b.
 
         The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters.
-        The factor 2^16 in `lost_bits` covers its excess over the counted degree, and the error probability that the
-        random choice of p adds (docs/certificates.md).
+        `lost_bits` contains a factor of 2^16. It covers the parts of the total degree that ``degree`` does not count,
+        and the error probability of the random choice of p (docs/explanation/certificates.md).
         """
         return max(self.length - self.lost_bits, 0)
 
     @property
     def lost_bits(self) -> int:
-        """Return the bits of the prime that roots and degree use up."""
+        """Return the bits by which roots and degree reduce the security below the length of the prime."""
         return 16 + 2 * self.roots + math.ceil(math.log2(max(self.degree, 1)))
 
 
@@ -94,7 +94,8 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
 
     Args:
         plan: layout of the axes; it may grow.
-        counts: element counts; constants made of them are read as fractions. Empty for none.
+        counts: element counts. A constant that is a rounded fraction of such counts is read as the exact fraction. If
+            ``counts`` is empty, no constant is read as a fraction.
         length: bits of the prime.
 
     Returns:
@@ -106,7 +107,7 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
     number = 0
     draws = replace(_fresh_draws(counts=counts), length=length, held=sides.held, work=sides.work)
     unseen = 0
-    # About length/20 candidates without small factors are tested before one is prime. Each test is a power.
+    # The search for a prime tests about length/20 candidates without small factors. Each test computes one power.
     sides.work.count_roots(length // 20, length)
     for _ in range(_BEGINNINGS):
         m = ProofInterpreter(plan, draws, field_number(number, length))
@@ -147,10 +148,10 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
 def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
     """Evaluate in floats only, in a tenth of the time, to learn the layout of the axes.
 
-    It shows how axes are cut, which axes are summed over, and the degree of the identity.
+    The evaluation shows how axes are cut, which axes are summed over, and the degree of the identity.
 
     Args:
-        plan: gets the layout.
+        plan: receives the layout.
 
     Returns:
         the bits of a prime that is long enough for the number of roots (`Identity.lost_bits`).
@@ -169,7 +170,7 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
         except RestartEvaluation:
             continue
         except NotProved:
-            # It may be provable with the file's lengths.
+            # The proof with symbols failed. It may succeed with the lengths of the file.
             if plan.named:
                 raise
         rooted = m.rooted
@@ -181,9 +182,9 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
             ProofFailure.LIMIT,
             f"too large: it takes {roots:,} roots of each input; the limit is {LONGEST:,}",
         )
-    # 8 bits: a degree of up to 256.
+    # The last 8 bits allow a degree of up to 256.
     length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)
-    # Refuse too large a proof before the search for a long prime, which takes as long as the roots themselves.
+    # Refuse a proof that is too large before searching for a long prime. The search takes as long as the roots.
     OperationBudget(sides.work.spent).count_roots(DRAWS * roots, length)
     return length
 
@@ -191,8 +192,8 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
 def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDraws | None:
     """Prepare one more evaluation if the result needs it.
 
-    A scale, shift or epsilon must not depend on sizes, so it is computed again at other sizes. Roots of unknown
-    constants are tried with the other sign.
+    A scale, shift or epsilon must not depend on sizes, so the next evaluation computes it again at other sizes. If
+    roots of constants of large height were taken, the next evaluation takes the other sign.
 
     Returns:
         the draws of the next evaluation; None if no further one is needed.
@@ -207,7 +208,7 @@ def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDra
                 one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
             ):
                 raise NotProved(ProofFailure.DIFFERS, "one of its scales, shifts or epsilons depends on a size")
-        # The sizes were compared.
+        # This evaluation was the one at other sizes.
         draws.affine = [None]
     if sizes:
         draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "constant"}
@@ -223,7 +224,9 @@ def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDra
 def _fresh_draws(
     old: RandomDraws | None = None, epsilons: bool = False, counts: frozenset[int] = frozenset()
 ) -> RandomDraws:
-    """Start new random elements. The file's constants stay and, if ``epsilons``, the epsilons of the same field."""
+    """Start with new random elements. The constants of the file stay. If ``epsilons`` is set, the epsilons stay too,
+    because the field is the same.
+    """
     draws = RandomDraws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
     if old is not None:
         draws.held = old.held
@@ -238,9 +241,9 @@ def _fresh_draws(
 
 
 def _draw_leaves(m: ProofInterpreter, sides: Equivalence) -> list[Value]:
-    """Draw the leaves, and set a fold's exact constants in ``m.given``.
+    """Draw the leaves and, for a fold, store its exact constants in ``m.given``.
 
-    The constants come first, because they may have to be drawn again.
+    The constants come first, because computing them may require a redraw.
     """
 
     def drawn_leaves() -> list[Value]:
@@ -250,7 +253,8 @@ def _draw_leaves(m: ProofInterpreter, sides: Equivalence) -> list[Value]:
         try:
             m.given = sides.expressions.evaluate_constants(m, sides.graph)
         except NotProved:
-            # This evaluation may show how an axis is cut.
+            # Evaluate the side before the rewrite anyway: it may show how an axis is cut, and then the constants may be
+            # computable.
             sides.before(m, drawn_leaves())
             raise
     return drawn_leaves()
@@ -263,7 +267,7 @@ def evaluate_once(m: ProofInterpreter, sides: Equivalence) -> Identity:
         the identity that this evaluation shows.
 
     Raises:
-        NotProved: the sides differ, or divide by different sizes or deviations that may be zero.
+        NotProved: the sides differ, or their divisors that may be zero (sizes or deviations) differ.
         EpsilonMismatch: the radicands agree up to an epsilon.
     """
     leaves = _draw_leaves(m, sides)
@@ -310,7 +314,7 @@ def evaluate_once(m: ProofInterpreter, sides: Equivalence) -> Identity:
 
 
 def _leaf_floats(leaf: int, counts: tuple[int, ...]) -> Any:
-    """Draw normal samples. The last draw is zero, which shows an epsilon as it is."""
+    """Draw normal samples. The last draw is all zeros: there a radicand equals its epsilon."""
     x = np.random.default_rng(41 + leaf).standard_normal((DRAWS, *counts))
     x[-1] = 0.0
     return x
@@ -320,10 +324,11 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
     """Compare one result of both sides.
 
     Args:
-        computed: the nodes after the rewrite hold rounded numbers.
+        computed: the rewrite stored rounded numbers, so the sides may differ by a scale and a shift.
 
     Returns:
-        number of points, degree, and the scale and shift of each element; None for the latter if both are equal.
+        the number of compared elements, the degree, and the scale and shift of each element. Scale and shift are None
+        if the results are equal.
 
     Raises:
         NotProved: shapes or values differ.
@@ -358,7 +363,7 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
 def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
     """Compute A and B of before = A·after + B at each element, the same for all inputs.
 
-    Two draws fix A and B; the other draws must agree.
+    The first two draws determine A and B. The other draws test them.
     """
     a, b = np.broadcast_arrays(a, b)
     if a.shape[0] < 4:
@@ -368,7 +373,7 @@ def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
     if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
         raise NotProved(ProofFailure.DIFFERS, "it computes a different function")
     scale = PrimeField(p).inverse(da[0]) * db[0] % p
-    # If gamma is zero, both sides are a shift.
+    # If gamma is zero, the results on both sides do not depend on the input, and only the shift matters.
     scale[da[0] == 0] = 1
     return scale, (b[0] - scale * a[0]) % p
 

@@ -1,12 +1,14 @@
-"""Evaluate a region once in the field and, in parallel, in floats.
+"""Evaluate a region once in the field and, in parallel, in floats; compute the roots.
 
-`normdeploy.proof.op_definitions` defines the ops. They consist of arithmetic, sums (`normdeploy.proof.arithmetic`) and
-the roots in this module. Each step checks its premise of the theorem (docs/certificates.md).
+`normdeploy.proof.op_definitions` defines the ops as combinations of three kinds of steps: arithmetic and sums
+(`normdeploy.proof.arithmetic`), and the roots in this module. The theorem in docs/explanation/certificates.md has a
+premise for each kind of step, and each step checks it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -26,17 +28,17 @@ __all__ = ["DRAWS", "ProofInterpreter", "RandomDraws", "StoredConstant"]
 
 
 class ProofInterpreter(Arithmetic):
-    """Evaluate ops on `Value`s. Without a field, only floats are computed and no premise is checked.
+    """Evaluate ops on `Value`s. Without a field, only floats are computed, and no premise of the theorem is checked.
 
     Attributes:
-        generators: rational constants with irrational roots, and these roots in the field.
-        unknown: constants of large height, which `PrimeField.to_rational` cannot recover, with their roots.
-        others: radicands that differ from known ones only in epsilon.
-        gathered: gathered inputs of convolutions (`proof.convolutions`).
+        generators: rational constants with irrational roots, each with its root in the field.
+        unknown: constants whose fraction has too many digits for `PrimeField.to_rational`, each with its root.
+        others: mismatches of radicands that differ from known radicands only in epsilon.
+        gathered: gathered inputs of convolutions (`normdeploy.proof.convolutions`).
         node: id of the node under evaluation.
         given: exact values of the constants after a fold, by their ids.
         epsilons: epsilons by the ids of their nodes.
-        rooted: atoms along which radicands vary; True if such a radicand holds sums.
+        rooted: atoms along which radicands vary, each with True if one of these radicands contains sums.
         divisors: divisors of the form √V + ε.
     """
 
@@ -53,9 +55,9 @@ class ProofInterpreter(Arithmetic):
         self.divisors: list[Radicand] = []
 
     def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
-        """Evaluate a constant as `Sampler.constant` does, but read roundings as fractions.
+        """Evaluate a constant as `Sampler.constant` does, but read a rounded fraction as the exact fraction.
 
-        If ``draws.counts`` is set, a number that rounds a fraction of counts is read as that fraction.
+        If ``draws.counts`` is set, a number that is a rounded fraction of these element counts is read as the fraction.
 
         Returns:
             the value.
@@ -72,7 +74,7 @@ class ProofInterpreter(Arithmetic):
         return super().constant(stored, narrow)
 
     def _read_rational(self, axes: Axes, number: float, reading: rational_reconstruction.RationalReading) -> Value:
-        """Build the value of a constant that rounds a fraction or a root of one."""
+        """Build the value of a constant that is a rounded fraction, or the rounded root of a fraction."""
         self.draws.read[number] = str(reading)
         one = self.number(reading.square if reading.root else reading.fraction)
         if reading.root:
@@ -93,7 +95,7 @@ class ProofInterpreter(Arithmetic):
         """Evaluate the epsilon of the current node.
 
         Returns:
-            ``given``, or the exact epsilon that the nodes before the rewrite were found to have.
+            ``given``, or the exact epsilon that an earlier evaluation found in the nodes before the rewrite.
         """
         residue, value = self.draws.epsilons.get(self.node, (None, given))
         e = self.number(value)
@@ -103,7 +105,7 @@ class ProofInterpreter(Arithmetic):
         return e
 
     def inverse(self, y: Value) -> Value:
-        """Invert as `Arithmetic.inverse` does, and solve a divisor √V + ε for the exact epsilon, like a radicand V + ε.
+        """Invert as `Arithmetic.inverse` does, and find the exact epsilon of a divisor √V + ε.
 
         Returns:
             1/y.
@@ -159,21 +161,30 @@ class ProofInterpreter(Arithmetic):
                 factor = self._root_of_constant(r, value)
                 made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
                 return made
-        # 1/(V + ε), and r/W in general.
+        # One side may take the root of a whole, and the other side that of its parts behind a Split.
+        for i, radicand in enumerate(self.radicands):
+            for w, root in self._parts_of_radicand(radicand):
+                ratio = self.positive_ratio(t, w)
+                if ratio is not None and ratio[1] > 0:
+                    made.roots = frozenset({i})
+                    made.a = self._layout_like(root, t) * self._root_of_constant(*ratio) % self.gf.p
+                    return made
+        # t may be 1/(V + ε) or, more generally, r/W with a number r.
         for radicand in self.radicands:
             ratio = self.constant_product(t, radicand.w)
             if ratio is not None and ratio[1] > 0:
                 factor = self._root_of_constant(*ratio)
                 made.a = self._layout_like(self.inverse(radicand.root), t) * factor % self.gf.p
                 return made
-        # √(1/(V + ε)) may hide another epsilon too.
+        # In √(1/(V + ε)), epsilon may differ as well, so 1/t is compared too.
         turned = [t, super().inverse(t)] if t.data and t.sign == POSITIVE else [t]
         other = next(
             (e for r in self.radicands for u in turned if (e := self._find_other_epsilon(u, r)) is not None), None
         )
         if other is not None and other.residue:
             raise other
-        # A root of the variance alone: one step of several, or an epsilon was lost.
+        # The radicand is the variance without an epsilon. Either the rewrite has several steps and a later step adds
+        # the epsilon, or the rewrite lost the epsilon.
         if other is not None:
             self.others.append(other)
         if t.data and not t.sign:
@@ -181,6 +192,13 @@ class ProofInterpreter(Arithmetic):
         made.a, made.roots = self._new_root(t), frozenset({len(self.radicands)})
         self.radicands.append(Radicand(t, made, self.node, self.epsilons.get(self.node)))
         return made
+
+    def _parts_of_radicand(self, radicand: Radicand) -> Iterator[tuple[Value, Value]]:
+        """Yield the parts of a radicand and their roots along each joined axis on which it varies."""
+        for axis, atoms in enumerate(radicand.w.axes):
+            if len(atoms) == 1 and atoms[0] in self.plan.joins and radicand.w.varies_along(axis):
+                parts = self.split_joined_axis(radicand.w, axis)
+                yield from zip(parts, self.split_joined_axis(radicand.root, axis), strict=True)
 
     def _new_root(self, t: Value) -> Array:
         assert self.gf is not None
@@ -190,7 +208,8 @@ class ProofInterpreter(Arithmetic):
         bad = root == -1
         seen = self.draws.seen.setdefault(len(self.radicands), ResidueCharacters())
         if self.radicands or t.drawn is None:
-            # v + c, and nothing else takes a root of these variables: no product of them is a square.
+            # Skip the record if the radicand is a drawn element v + c and no other root reads these variables. Then no
+            # product of radicands is a square.
             seen.record_nonsquares(t.a, bad)
         if bad.any():
             raise RedrawRows(bad, t.atoms, t.drawn)
@@ -209,7 +228,7 @@ class ProofInterpreter(Arithmetic):
             the mismatch with epsilon e/r in place of ε; None if ``t`` does not have this form.
 
         Raises:
-            NotProved: r ≤ 0, or the epsilon is too small beside the variance to be measured.
+            NotProved: r ≤ 0, or the epsilon is too small relative to the variance to be measured.
         """
         if (
             radicand.epsilon is None
@@ -249,9 +268,9 @@ class ProofInterpreter(Arithmetic):
     def _root_of_constant(self, v: int, value: float) -> int:
         """Compute √v of a positive rational, times powers of sizes.
 
-        Roots of rationals satisfy only the relations that multiplication of positive roots gives (Besicovitch, 1940):
-        √a·√b is rational if a·b is a square. So a rational root is that rational, a root related to a known one is
-        computed from it, and any further root may have either sign.
+        Roots of rationals satisfy only the relations that follow from multiplying positive roots (Besicovitch, 1940):
+        √a·√b is rational if a·b is a square. So there are three cases. A rational root is returned as this rational. A
+        root that is related to a known root is computed from the known root. Any other root may have either sign.
         """
         assert self.gf is not None
         if value < 0:
@@ -266,9 +285,9 @@ class ProofInterpreter(Arithmetic):
         return self._root_of_unknown(v)
 
     def _root_of_unknown(self, v: int) -> int:
-        """Compute √v of a constant of large height.
+        """Compute √v of a constant whose fraction has too many digits to be recovered from the residue.
 
-        Either root may be taken, and the proof has to hold for both.
+        The sign of the root is unknown, so the proof has to hold for both roots.
         """
         assert self.gf is not None
         if not self.unknown.keys() <= {v}:
@@ -282,7 +301,7 @@ class ProofInterpreter(Arithmetic):
     def _size_powers(self) -> list[tuple[int, float, int]]:
         """List (n^e in the field, n^e as a float, its root in the field), 1 first.
 
-        n^e runs over products of powers of up to two of the sizes in use.
+        n^e stands for each product of powers of up to two of the sizes in use.
         """
         assert self.gf is not None
         p = self.gf.p
@@ -321,10 +340,10 @@ class ProofInterpreter(Arithmetic):
         """Compute x^q for integers and half-integers q.
 
         Returns:
-            the power; its floats are computed directly.
+            the power. Its floats are computed by one call of numpy's power.
 
         Raises:
-            NotProved: q is 0, beyond ±16, or of another denominator.
+            NotProved: q is 0, beyond ±16, or neither an integer nor a half-integer.
         """
         if q.denominator not in (1, 2) or abs(q) > 16:
             raise NotProved(

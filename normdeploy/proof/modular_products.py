@@ -1,8 +1,9 @@
 """Compute sums of products in the field with machine multiplications.
 
-An element of 160 bits is ten digits of 16 bits. Digits multiply and add in float64 without rounding if fewer than 2^20
-products are added (2^32 · 2^20 < 2^53). So a matrix product over the field is one float matrix product a hundred times
-as large, plus carries. This is several times as fast as Python integers one by one; convolutions need it.
+An element of 160 bits is split into ten digits of 16 bits. float64 multiplies and adds digits without rounding if fewer
+than 2^20 products are added (2^32 · 2^20 < 2^53). So a matrix product over the field is one float matrix product that
+is a hundred times as large, plus carries. This is several times as fast as a loop over Python integers; proofs of
+convolutions need this speed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ _LONGEST = 2**20
 # Widest prime in bits for digits. Their cost grows with the square of the width, and Python integers are faster beyond
 # this.
 _WIDEST = 512
-# Number of multiplications below which digits do not pay off
+# Number of multiplications below which Python integers are faster than digits
 _FEW = 2000
-# Number of float products above which a check for NaN and a new layout cost little
+# Number of float products from which BLAS is used. For fewer products, the check for NaN and the new layout cost too
+# much.
 _MANY = 2**24
-# Floats held at a time
+# Number of floats that one block of rows may take
 _HELD = 2**21
 
 
@@ -68,7 +70,7 @@ def contract(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
 
 
 def _restore_axis_order(made: Array, lengths: list[int], order: list[int], shape: list[int]) -> Array:
-    """Reorder the axes of products from ``order`` to the order of the factors."""
+    """Reorder the axes of the products from ``order`` to the axis order of the factors."""
     whole = made.reshape([lengths[i] for i in order])
     return whole.transpose([order.index(i) for i in sorted(order)]).reshape(shape)
 
@@ -120,7 +122,7 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
         left = _split_digits(a[i : i + step], p, digits).transpose(0, 2, 1)
         n = len(left)
         made = (left.reshape(n * digits, inner) @ right).reshape(n, digits, columns, digits).astype(np.int64)
-        # Three more digits: a sum has at most 57 bits, 41 more than a digit.
+        # Three more digits hold the carries: a sum has at most 57 bits, 41 more than a digit.
         sums = np.zeros((n, columns, 2 * digits + 3), dtype=np.int64)
         for j in range(digits):
             sums[:, :, j : j + digits] += made[:, j]
@@ -130,7 +132,7 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
 
 def _split_digits(a: Array, p: int, digits: int) -> Array:
     flat = a.reshape(-1).tolist()
-    # A gathered input repeats elements; convert each once.
+    # A gathered input of a convolution repeats elements; convert each distinct element once.
     numbers = {id(v): v for v in flat}
     written = {at: (int(v) % p).to_bytes(2 * digits, "little") for at, v in numbers.items()}
     data = b"".join(map(written.__getitem__, map(id, flat)))

@@ -1,9 +1,12 @@
-"""Check that no NaN or Inf is hidden: if the nodes before the rewrite return one, the nodes after return one.
+"""Check that no NaN or Inf is hidden: each element that is NaN or Inf before the rewrite is also NaN or Inf after it.
 
-All ops of the language propagate NaN, so structure alone determines which elements a NaN reaches. One NaN in one place
-of each class of a leaf (`normdeploy.proof.sample_points`) shows it. Inf follows IEEE arithmetic (Inf − Inf, Inf/Inf,
-0·Inf); it is tested with one Inf, with two of one sign and with two of both signs. Finite inputs, including constant
-rows and zeros, must give finite results after the rewrite if they did before.
+All ops that the prover defines propagate NaN, so the graph's structure alone determines which elements a NaN reaches.
+The places of a leaf fall into classes (`normdeploy.proof.sample_points`), and one NaN in one place of each class shows
+which elements it reaches. Inf follows IEEE arithmetic (Inf − Inf, Inf/Inf, 0·Inf). It is tested with one Inf, with two
+Infs of the same sign, and with two Infs of opposite signs.
+
+Finite inputs, including constant rows and zeros, must give finite results after the rewrite if they gave finite results
+before.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from .value import Array
 _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}
 
 
-# A name, and (leaf, number, place) for each inserted number. The place is an index into `representative_places`; -1
-# means everywhere.
+# A tested input: its name, and (leaf, number, place) for each inserted number. The place is an index into
+# `representative_places`; -1 means everywhere.
 Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 
 
@@ -39,7 +42,7 @@ def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = (
 
     Args:
         places: number of representative places per leaf.
-        partly_hidden: leaves that are never -Inf throughout a row, as in `Equivalence`.
+        partly_hidden: leaves in which no row consists of -Inf only, as in `Equivalence`.
 
     Returns:
         the patterns; the first has no inserted number.
@@ -55,7 +58,7 @@ def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = (
         for i in range(1, places[leaf])
     ]
     rows = [(name, ((leaf, number, -1),)) for leaf in leaves for name, number in (("constant", 0.5), ("zero", 0.0))]
-    # A guard may find a whole row of Inf constant and so hide the NaN that a single Inf gives.
+    # Flax's guard treats a whole row of Inf as a constant row and returns 0, although a single Inf gives NaN.
     every = [(str(b), ((leaf, b, -1),)) for leaf in leaves for b in bad if not (b == -np.inf and leaf in partly_hidden)]
     return [("normal", ()), *rows, *one, *two, *every]
 
@@ -81,7 +84,7 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
     while looked != (
         wanted := nonfinite_patterns([len(places) for places in _sample_places(sides, plan)], sides.partly_hidden)
     ):
-        # An evaluation may cut axes, which changes the places.
+        # An evaluation may cut an axis into atoms, which changes the representative places.
         looked = wanted
         arrays = evaluate_in_floats(sides, plan, looked, read=read)
     for old, new in arrays:
@@ -100,20 +103,22 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
                     message = f"{name} rows would newly give NaN"
                 raise NotProved(ProofFailure.HIDDEN, message, sides.culprit)
             gains = gains or bool((kept[i] & ~shown[i]).any())
-    # A NaN reaches an output through convolutions or past them.
+    # A NaN may reach an output through a convolution or by a path without one.
     if read and not plan.displaced:
         _check_convolution_paths(sides, plan, [p for p in looked if p[0] == "nan"], 1 if len(read) == 1 else _TURNS)
     return gains
 
 
 def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequence[Pattern], turns: int) -> None:
-    """Check paths of a NaN through convolutions and past them.
+    """Check the paths of a NaN that lead through convolutions and the paths that do not.
 
-    The taps of one convolution reach all of a few places and so hide a NaN that arrives by another path. Here all taps
-    of a convolution read one place, shifted from the place of the output. Other convolutions shift by another step.
+    An evaluation has few places, and the taps of one convolution read all of them. So a NaN through the convolution
+    reaches every output, and covers a NaN that arrives by another path. In this check, all taps of a convolution read
+    one place, which is shifted from the place of the output. Convolutions with different attributes shift by different
+    steps.
 
     Args:
-        turns: number of choices of these steps.
+        turns: number of choices of the steps to test.
 
     Raises:
         NotProved: a NaN is lost.
@@ -126,17 +131,17 @@ def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequenc
                 )
 
 
-# Choices of steps if there are several convolutions
+# Number of choices of steps that are tested if there are several convolutions
 _TURNS = 8
-# Largest size at which a zero divisor is tested
+# Largest size at which a model is run to test a divisor that is zero
 _LARGEST = 4096
-# Largest constant whose divisors are enumerated
+# Largest constant term of a polynomial whose divisors are enumerated
 _FACTORED = 2**40
-# Maximum number of choices of sizes to try
+# Maximum number of combinations of sizes that the search for zeros tries
 _MOST = 2**16
-# Maximum number of choices of sizes to test
+# Maximum number of combinations of sizes at which both sides are run
 _AT_ONCE = 256
-# Values of dims that appear in no divisor; the first two at which all leaves exist are used
+# Sizes for the dims that appear in no divisor; the first two sizes at which all leaves exist are used
 _OTHERS = (3, 16, 128, 1024)
 
 
@@ -152,7 +157,7 @@ def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
         common = Counter[str]()
     for monomial, _ in size.terms:
         common &= Counter(monomial)
-    # No symbol is zero, so the common monomial cancels.
+    # Symbols are never zero, so the monomial that all terms share cancels.
     rest = {tuple((Counter(m) - common).elements()): c for m, c in size.terms}
     size = Size(rest)
     constant = rest.pop((), 0)
@@ -189,12 +194,17 @@ def _common_zeros(zeros: Sequence[Size]) -> list[dict[str, int]] | None:
 
 
 def _sizes_exist(sides: Equivalence, sizes: Mapping[str, int]) -> bool:
-    """Return True if every leaf has a place along each axis. Leaves with a missing size count as existing."""
+    """Return True if no axis of a leaf is empty at these sizes.
+
+    An axis that contains a symbol without a size counts as not empty.
+    """
     return all(size.evaluate(sizes) >= 1 for shape in sides.shapes for size in shape if size.symbols() <= sizes.keys())
 
 
 def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
-    """Run both sides at the sizes at which a common divisor is zero: their results must be finite at the same places.
+    """Run both sides at the sizes at which a common divisor is zero.
+
+    Their results must be finite at the same places.
 
     Args:
         zeros: sizes that both sides divide by and that may be zero.
@@ -218,7 +228,7 @@ def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
         )
     for given in there:
         if not _sizes_exist(sides, given):
-            # A leaf of h − 2 places exists only for h ≥ 3.
+            # Skip sizes at which a leaf is empty: a leaf with an axis of size h − 2 needs h ≥ 3.
             continue
         looked = [sizes for n in _OTHERS if _sizes_exist(sides, sizes := dict.fromkeys(symbols, n) | given)][:2]
         if not looked:
@@ -257,9 +267,9 @@ def evaluate_in_floats(
     Args:
         looked: the patterns.
         real: float type of the evaluation.
-        held: gets the constants read; None for ``sides.held``.
+        held: receives the constants that are read; None for ``sides.held``.
         turn: as in `RandomDraws`.
-        read: gets the inputs and attributes of the convolutions, if not None.
+        read: if not None, receives the inputs and attributes of the convolutions.
 
     Returns:
         (before, after) per result; the first axis of each array is the pattern.
@@ -300,7 +310,7 @@ def _pattern_values(looked: Sequence[Pattern], leaf: int, places: Sequence[int],
     x: Array = rng.uniform(0.5, 1.5, (len(looked), *counts)) * rng.choice([-1.0, 1.0], (len(looked), *counts))
     for n, (_, placed) in enumerate(looked):
         for at, number, place in placed:
-            # A negative place means everywhere.
+            # A negative place means that the whole leaf holds the number.
             if at == leaf and place < 0:
                 x[n] = number
             elif at == leaf:

@@ -1,4 +1,4 @@
-"""Define norm ops on `Value`s, from `normdeploy.norms.interpreter`."""
+"""Evaluate the norm definitions of `normdeploy.norms.interpreter` on `Value`s."""
 
 from __future__ import annotations
 
@@ -94,6 +94,27 @@ class ValueInterpreter(Interpreter):
         """
         return y.with_axes(self._m.plan.regroup_atoms(y.atoms, list(x.shape)))
 
+    def last_size_of(self, x: Value) -> int:
+        """Return the size of the last axis.
+
+        Raises:
+            NotProved: it is dynamic.
+        """
+        size = x.shape[-1].constant_value
+        if size is None:
+            raise NotProved(ProofFailure.SIZE, f"the last axis has the dynamic size {x.shape[-1]}")
+        return int(size)
+
+    def split_last_axis(self, x: Value, size: int) -> Value:
+        """Reshape (…, n) to (…, n / size, size).
+
+        Returns:
+            a value with one more axis; ``x`` itself if n is ``size``.
+        """
+        if x.shape[-1] == Size.from_int(size):
+            return x
+        return x.with_axes(self._m.plan.regroup_atoms(x.atoms, [*x.shape[:-1], None, Size.from_int(size)]))
+
     def reshape_per_channel(self, v: Value, x: Value) -> Value:
         """Align a vector with the channels of ``x``, (N, C, …).
 
@@ -109,7 +130,7 @@ class ValueInterpreter(Interpreter):
             ``v`` with one trailing axis of size 1.
 
         Raises:
-            NotProved: ``v`` has another shape than (groups,).
+            NotProved: the shape of ``v`` is not (groups,).
         """
         if v.shape != (Size.from_int(groups),):
             raise NotProved(

@@ -1,10 +1,10 @@
-"""Define the ops that a region may hold on `Value`s: the closed language of proofs.
+"""Define the standard ops that the prover can evaluate, on `Value`s.
 
 The definitions are ONNX's (https://onnx.ai/onnx/operators).
 
-This module evaluates values with elements. Integers (shapes, axes) are numpy arrays, with dtype object if they hold
-`Size`s. An op that is not in the table is refused by its name, and so is a form of an op that is not algebraic.
-`normdeploy.proof.lemmas` holds the ops that need a lemma.
+Floating-point tensors are `Value`s. Integers (shapes, axes) are numpy arrays, with dtype object if they hold `Size`s.
+The ops of this module and of `normdeploy.proof.lemmas`, which need a lemma, are called the language of proofs. A proof
+fails if a region holds any other op, or an op with attributes that make it non-algebraic. The failure names the op.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .interpreter import ProofInterpreter
 from .proof_errors import NotProved, ProofFailure
 from .value import Logarithm, Magnitude, Value, axis_identity
 
-# Maximum number of summands; a norm has two or three
+# Maximum number of inputs of a Sum; the Sum of a norm has two or three
 _MANY = 64
 Inputs = Sequence[Any]
 Attrs = Mapping[str, Any]
@@ -39,7 +39,7 @@ def lift_input(m: ProofInterpreter, x: Any) -> Value:
         the value.
 
     Raises:
-        NotProved: the input is omitted, or is not a tensor of numbers.
+        NotProved: the input is omitted or is not numeric.
     """
     if isinstance(x, Value):
         return x
@@ -183,7 +183,7 @@ def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
         elif size == 0 and not attrs.get("allowzero"):
             sizes.append(shape[i])
         elif size.is_positive or size in x.atoms:
-            # h − 2 of a tensor with that many places is at least 1.
+            # A size such as h − 2 is at least 1 here, because the tensor already has an axis of this size.
             sizes.append(size)
         else:
             raise NotProved(ProofFailure.SIZE, f"a Reshape to size {size}, which may not be positive")
@@ -259,8 +259,27 @@ def broadcast_to_sizes(m: ProofInterpreter, x: Value, sizes: Sequence[Size]) -> 
     return replace(x, axes=common, a=a, f=f)
 
 
+def _tile(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    """Repeat a value along its axes: an axis becomes (repeats, axis), and nothing varies along the repeats."""
+    x = lift_input(m, inputs[0])
+    repeats = [Size.from_int(n) for n in np.asarray(inputs[1]).reshape(-1).tolist()]
+    if not all(n.is_positive for n in repeats):
+        raise NotProved(ProofFailure.SIZE, f"a Tile of {tuple(repeats)} copies, which may be empty")
+    added = [m.plan.atoms_of(n) for n in repeats]
+    axes = tuple(own + axis for own, axis in zip(added, x.axes, strict=True))
+    m.plan.separate_axes(axes)
+    shape: list[int] = []
+    for axis, own in enumerate(added):
+        shape += [1] * len(own) + [x.f.shape[slot] for slot in x.array_axes(axis)]
+
+    def lay_out(array: Any) -> Any:
+        return array.reshape(array.shape[0], *shape)
+
+    return replace(x, axes=axes, a=None if x.a is None else lay_out(x.a), f=lay_out(x.f))
+
+
 def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    """Concatenate values: the points of the joined axis are those of its parts."""
+    """Concatenate values. The points of the joined axis are the points of its parts."""
     values = [lift_input(m, x) for x in inputs]
     if len(values) == 1:
         return values[0]
@@ -297,10 +316,38 @@ def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
     sign = min(v.sign for v in values)
     made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))
     made.sums, made.fixed = frozenset().union(*(v.sums for v in values)), fixed_axes(axes, *values)
-    # Each part is divided by its own statistics.
+    # Each part may be divided by its own statistics.
     if any(v.sums and v.degree.has_denominator for v in values):
         made.fixed |= {axis_identity(atom) for atom in axes[axis]}
     return made
+
+
+def _split(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Value, ...]:
+    """Split an axis, the inverse of `_concat`: each part has its own points."""
+    x = lift_input(m, inputs[0])
+    axis = int(attrs.get("axis", 0)) % len(x.axes)
+    size = x.shape[axis]
+    given = integers_from(inputs, 1, attrs, "split")
+    if given is None:
+        given = _equal_parts(size, int(attrs.get("num_outputs", outputs)))
+    parts = tuple(Size.from_int(n) for n in given)
+    if not all(n.is_positive for n in parts) or functools.reduce(lambda s, t: s + t, parts) != size:
+        raise NotProved(ProofFailure.SIZE, f"a Split of an axis of size {size} into {parts}")
+    if len(parts) == 1:
+        return (x,)
+    if x.axes[axis] != (size,):
+        raise NotProved(ProofFailure.LAYOUT, f"a Split of an axis of size {size}, which is split in another way")
+    m.plan.join_axes(size, parts)
+    return tuple(m.split_joined_axis(x, axis))
+
+
+def _equal_parts(size: Size, count: int) -> list[int]:
+    """Divide a size by the number of parts; the last part may be smaller."""
+    n = size.constant_value
+    if n is None:
+        raise NotProved(ProofFailure.SIZE, f"a Split of an axis of size {size} into {count} parts")
+    part = -(-n // count)
+    return [part] * (count - 1) + [n - part * (count - 1)]
 
 
 def _identity(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
@@ -437,7 +484,9 @@ TABLE: dict[str, Op] = {
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Expand": _expand,
+    "Tile": _tile,
     "Concat": _concat,
+    "Split": _split,
     "Identity": _identity,
     "Dropout": _dropout,
     "ConstantOfShape": _constant_of_shape,

@@ -1,9 +1,10 @@
-"""Define this project's kernels on `Value`s: the file's nodes are proved to equal these before a plugin replaces them.
+"""Define our kernels on `Value`s. Before a plugin replaces nodes, they are proved to equal the kernel's definition.
 
-A kernel is defined by its float64 reference in `normdeploy_plugins`, which its tests compare it with. The definitions
-in this module use the norm definitions (`normdeploy.norms`); tests/proof/test_plugin_definitions.py compares both.
+Each kernel also has a float64 reference in `normdeploy_plugins`, and the kernel's tests compare it with this reference.
+The definitions in this module build on the norm definitions (`normdeploy.norms`).
+tests/proof/test_plugin_definitions.py compares them with the references.
 
-A definition is called with (machine, inputs, attributes) and returns its outputs. Gamma and beta hold one value per
+A definition is called with (interpreter, inputs, attributes) and returns its outputs. Gamma and beta hold one value per
 element of a row, or per channel, in any shape.
 """
 
@@ -29,12 +30,12 @@ Definition = Callable[[ProofInterpreter, Sequence[Any], Attrs], tuple[Any, ...]]
 
 @dataclass(frozen=True, eq=False)
 class GroupStatistics:
-    """Statistics of NormStatistics: mean and sum of squares of ``x``, from ``axis`` on, in ``groups`` groups.
+    """Result of the kernel NormStatistics: mean and sum of squares of each group of ``x``.
 
     Attributes:
         x: the input.
-        axis: first axis of a row, non-negative.
-        groups: number of groups.
+        axis: first axis of a row, non-negative. A row spans this axis and all axes after it.
+        groups: number of groups into which the channels are divided.
         channels_last: True if the channels are the last axis.
     """
 
@@ -124,14 +125,14 @@ def _add_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> t
     return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
 
 
-# Values of ``to`` in plugin nodes, by index
+# Names of the values 0, 1, … of the attribute ``to`` of plugin nodes
 _NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")
 
 
 def _with_quantized_result(norm: Definition) -> Definition:
     """Quantize the first result of a norm by its last input, a single scale.
 
-    ``to`` names the type. The norm's default axis is the last one.
+    The attribute ``to`` names the type. If the norm has no attribute ``axis``, it normalizes the last axis.
     """
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
@@ -148,7 +149,7 @@ _LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def _with_quantized_rows(norm: Definition) -> Definition:
-    """Quantize the first result of a norm over the last axis with one scale per row; the scale is the second result."""
+    """Quantize the first result of a norm over the last axis, with one scale per row as the second result."""
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         if attrs.get("axis", -1) != -1:
@@ -167,6 +168,13 @@ def _modulated_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Att
     return (m.add(m.mul(normal.value, m.add(m.number(1), scale)), shift),)
 
 
+def _gated_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """Compute GatedRMSNorm(x, gamma, gate) = RMSNorm(x, gamma)·gate·sigmoid(gate) over the last axis."""
+    x, gamma, gate = inputs
+    (normal,) = _rms_norm(m, [x, gamma], {**attrs, "axis": -1, "offset": 0.0})
+    return (m.mul(normal, apply_activation(m, gate, SILU)),)
+
+
 def _instance_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     return (instance_norm(_KernelInterpreter(m), *inputs, epsilon=attrs["epsilon"]),)
 
@@ -179,7 +187,7 @@ def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs
     return (scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
 
 
-# Values of ``activation`` in plugin nodes
+# Values of the attribute ``activation`` of plugin nodes
 NONE, RELU, SILU = range(3)
 
 
@@ -234,14 +242,14 @@ def _norm_statistics(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -
 
 
 def _layer_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """Compute LayerNorm with the statistics of its own rows."""
+    """Compute LayerNorm from statistics that were computed from the rows of the same input."""
     x, statistics = inputs[:2]
     _require_same_statistics(statistics, GroupStatistics(x, attrs["axis"] % len(x.axes), 1, False))
     return _layer_norm(m, [x, *inputs[2:]], attrs)
 
 
 def _group_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """Compute GroupNorm with the statistics of its own groups, followed by an activation."""
+    """Compute GroupNorm from statistics of the groups of the same input, followed by an activation."""
     x, statistics = inputs[:2]
     _require_same_statistics(statistics, GroupStatistics(x, 1, attrs["num_groups"], bool(attrs["channels_last"])))
     return _grouped_norm()(m, [x, *inputs[2:]], attrs)
@@ -262,6 +270,7 @@ TABLE: dict[str, Definition] = {
     "AddLayerNorm": _add_layer_norm,
     "AddRMSNorm": _add_rms_norm,
     "ModulatedLayerNorm": _modulated_layer_norm,
+    "GatedRMSNorm": _gated_rms_norm,
     "StdNorm": _std_norm,
     "ChannelLayerNorm": _channel_layer_norm,
     "InstanceNorm": _instance_norm,

@@ -1,10 +1,10 @@
-"""Bring elementwise functions of one number into a normal form: equal functions look equal, however they are spelled.
+"""Bring elementwise functions of one number into a normal form, so that two spellings of one function look equal.
 
-A graph between x and y is a ratio of polynomials in x and s. Here s = σ(P(x)), with one function σ that is not
-algebraic (Erf, Tanh, Sigmoid, Exp, Abs, or a clamp between 0 and 1) and a polynomial P. All coefficients are the exact
-fractions of the file's constants. So two graphs with the same normal form are one function of real numbers: the ring of
-polynomials over the rationals decides it, without sampling. If e^u is s, then e^(n·u) is s^n. Nothing is divided by a
-form that may be 0.
+The nodes between x and y compute a ratio of polynomials in x and s. Here s = σ(P(x)), with a polynomial P and one
+function σ that is not algebraic: Erf, Tanh, Sigmoid, Exp, Abs, or a clamp between 0 and 1. All coefficients are the
+exact fractions of the file's constants. So two graphs with the same normal form are the same function of real numbers.
+The comparison is exact arithmetic of polynomials over the rationals, without sampling. If e^u is s, then e^(n·u) is
+s^n. A division by a form that may be 0 has no normal form.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _DEGREE = 8
 # Maximum number of nodes between x and y
 _NODES = 24
 
-# (power of x, power of s) -> coefficient; no coefficient is 0
+# Polynomial in x and s: (power of x, power of s) -> coefficient; no coefficient is 0
 Terms = dict[tuple[int, int], Fraction]
 ATOMS = frozenset({"Erf", "Tanh", "Sigmoid", "Exp", "Abs", "Clip", "HardSigmoid"})
 
 
 class NoNormalForm(Exception):
-    """Raised if a computation has no normal form of this kind."""
+    """Raised if a computation has no normal form."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class RationalFunction:
         return self * RationalFunction.of_terms({(0, 0): number} if number else {})
 
     def is_same(self, other: RationalFunction) -> bool:
-        """Return True if the two are one function: a/b = c/d if a·d = c·b."""
+        """Return True if both are the same function: a/b = c/d if a·d = c·b."""
         return _multiply_terms(self.above, other.below) == _multiply_terms(other.above, self.below)
 
     def as_polynomial(self) -> dict[int, Fraction]:
@@ -132,7 +132,7 @@ class PointwiseForm:
         atom: op type of σ.
         argument: polynomial in x, coefficient by power.
         value: ratio of polynomials in x and s.
-        nodes: nodes that compute y, without those of constants.
+        nodes: nodes that compute y from x, without nodes that compute constants.
     """
 
     atom: str
@@ -145,7 +145,7 @@ def pointwise_form(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> PointwiseForm | 
     """Compute the normal form of ``y`` as a function of each element of ``x``.
 
     Returns:
-        the form; None if ``y`` has none or depends on other data.
+        the form; None if ``y`` has no normal form or depends on other data.
     """
     reader = _PointwiseReader(graph, x)
     try:
@@ -158,7 +158,7 @@ def pointwise_form(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> PointwiseForm | 
 
 
 class _PointwiseReader:
-    """Read one graph between ``x`` and a result into a normal form."""
+    """Reader of the nodes between ``x`` and a result into a normal form."""
 
     def __init__(self, graph: Graph, x: gs.Tensor) -> None:
         self.graph = graph
@@ -175,7 +175,7 @@ class _PointwiseReader:
             the ratio of polynomials.
 
         Raises:
-            NoNormalForm: the tensor has none.
+            NoNormalForm: the tensor has no normal form.
         """
         if t is self.x:
             return X
@@ -226,7 +226,9 @@ class _PointwiseReader:
         return own
 
     def inverse(self, of: RationalFunction) -> RationalFunction:
-        """Invert a function that is never 0: a number, or a sum of powers of e^u or |x| plus a number, all of one sign.
+        """Invert a function that is never 0.
+
+        It must be a number, or a number plus powers of e^u or |x|, with coefficients of one sign.
 
         Returns:
             1/of.
@@ -242,7 +244,7 @@ class _PointwiseReader:
         return of.inverse()
 
     def use_atom(self, name: str, argument: dict[int, Fraction]) -> RationalFunction:
-        """Use σ = ``name`` with this argument.
+        """Set σ to ``name`` with this argument, or check that an earlier call set the same.
 
         Returns:
             s.
@@ -292,7 +294,7 @@ def _atom_rule(name: str) -> Rule:
 
 
 def _exponential_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
-    """Read e^(αx) as a power of the exponential that was met first."""
+    """Read e^(αx) as a power of the exponential that was read first."""
     argument = reader.read_value(node.inputs[0]).as_polynomial()
     if argument.keys() != {1}:
         raise NoNormalForm

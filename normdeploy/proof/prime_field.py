@@ -1,9 +1,9 @@
 """Compute modulo a random prime p of 160 bits or more, p ≡ 3 (mod 4), on numpy arrays of Python integers.
 
-One prime of this length replaces five of 31 bits, and the arrays are small. An identity of degree D that fails over the
-rationals holds at a random point with probability D/p at most (Schwartz 1980, Zippel 1979). −1 is not a square modulo
-p, so exactly one of the two roots of a square is a square itself, the principal root: √t = t^((p+1)/4). Principal roots
-multiply: √a·√b = √(ab).
+One prime of this length is simpler than five primes of 31 bits, and Python integers are fast enough for the small
+arrays. An identity of degree D that fails over the rationals holds at a random point with a probability of at most D/p
+(Schwartz 1980, Zippel 1979). −1 is not a square modulo p, so exactly one of the two roots of a square is a square
+itself, the principal root: √t = t^((p+1)/4). Principal roots multiply: √a·√b = √(ab).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 BITS = 160
-# Rounds of Miller-Rabin: a composite candidate passes with a probability of at most 4^-24
+# Number of rounds of the Miller-Rabin test: a composite candidate passes with a probability of at most 4^-24
 _WITNESSES = 24
-# Maximum number of cached roots
+# Maximum number of roots in the cache of a field
 _KEPT = 4096
 _SMALL = tuple(q for q in range(3, 400, 2) if all(q % d for d in range(3, q, 2)))
 
@@ -32,11 +32,11 @@ class PrimeField:
     def __init__(self, p: int) -> None:
         self.p = p
         self._powers: dict[int, int] = {}
-        # Rows with a root recur while others are redrawn.
+        # Cache of roots: the rows that have a root are evaluated again while other rows are redrawn.
         self._roots: dict[int, int] = {}
 
     def inverse(self, a: Array) -> Array:
-        """Invert all elements with one modular inversion (Montgomery, 1987).
+        """Invert all elements with a single modular inversion (Montgomery, 1987).
 
         Returns:
             1/a; 0 for elements that are 0.
@@ -116,7 +116,7 @@ class PrimeField:
         """Reconstruct a fraction from its residue (Wang, 1981).
 
         Returns:
-            the one fraction a/b with |a|, b < √(p/2) that is ``v`` modulo p; None if there is none.
+            the only fraction a/b with |a|, b < √(p/2) that equals ``v`` modulo p; None if no such fraction exists.
         """
         most = math.isqrt(self.p // 2)
         r0 = self.p
@@ -141,14 +141,15 @@ class PrimeField:
 def make_field(number: int, length: int = BITS) -> PrimeField:
     """Return field ``number`` of this process, with a random prime of ``length`` bits.
 
-    The prime is drawn from the system's generator, so no file can be crafted for it.
+    The prime comes from the system's random generator. So nobody can construct a file for which a known prime gives a
+    wrong proof.
 
     Returns:
-        the field, the same for equal arguments.
+        the field; equal arguments return the same field.
     """
     rng = random.SystemRandom()
     while True:
-        # The low bits 11 make it ≡ 3 (mod 4).
+        # The two lowest bits, 11, make p ≡ 3 (mod 4).
         p = rng.getrandbits(length) | (1 << (length - 1)) | 3
         if all(p % q for q in _SMALL) and _is_probable_prime(p, rng):
             return PrimeField(p)

@@ -1,9 +1,11 @@
-"""End a proof that would take too long, by a count of operations, so that every machine refuses the same proofs.
+"""End proofs that would take too long.
 
-A proof evaluates both sides at several points of each axis. A tensor with k axes of which only the names are known has
-points^k elements, and each of its roots makes the prime longer (`identity_check.learn_axes`). Both are counted before
-they are computed. One operation is a product of two 30-bit digits, as CPython multiplies long integers. The other costs
-of an element count as `_EACH` operations.
+The limit is a count of operations instead of a time, so that every machine refuses the same proofs.
+
+A proof evaluates both sides at several points of each axis. A tensor with k dynamic axes has points^k elements, and
+each root of an element makes the prime longer (`identity_check.learn_axes`). Elements and roots are counted before they
+are computed. One operation is a product of two 30-bit digits, the unit in which CPython multiplies long integers. The
+other costs of an element count as `_EACH` operations.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from dataclasses import dataclass
 
 from .proof_errors import NotProved, ProofFailure
 
-# Maximum number of operations of one proof: a third of a minute on a core of 2024
+# Maximum number of operations of one proof; they take about 20 seconds on a core of 2024
 MOST = 2 * 10**10
-# Maximum number of elements of one tensor in the field: half a gigabyte of Python integers
+# Maximum number of elements of one tensor in the field; they take half a gigabyte as Python integers
 ELEMENTS = 2**22
-# Maximum number of elements of one tensor in floats: half a gigabyte
+# Maximum number of elements of one tensor in floats; they take half a gigabyte
 FLOATS = 2**26
 _EACH = 700
-# Bits of a digit
+# Bits of a digit of CPython's long integers
 _DIGIT = 30
 
 
@@ -47,7 +49,9 @@ class OperationBudget:
         self.count_operations(elements * (_EACH + 2 * (bits // _DIGIT + 1) ** 2))
 
     def count_roots(self, elements: int, bits: int) -> None:
-        """Count the roots of a tensor's elements; each root is a power with an exponent of ``bits`` bits.
+        """Count the roots of a tensor's elements.
+
+        Each root is computed as a power with an exponent of ``bits`` bits.
 
         Raises:
             NotProved: the proof is too large.

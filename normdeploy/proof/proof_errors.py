@@ -11,26 +11,26 @@ from ..graphs.symbolic_sizes import Size
 class ProofFailure(Enum):
     """Reason why nothing was proved."""
 
-    # An op is not algebraic, and no lemma shows that it does nothing there
+    # An op is not algebraic, and no lemma admits it in this region
     OP = auto()
-    # Sizes are not shown to be equal, or their use is not polynomial
+    # Sizes could not be shown to be equal, or a size is not a polynomial of the dims
     SIZE = auto()
     # Elements are regrouped in an unsupported way
     LAYOUT = auto()
-    # The root of a value that may be negative, or a division by one that may be zero
+    # A root of a value that may be negative, or a division by a value that may be zero
     SIGN = auto()
     # The sides are different functions
     DIFFERS = auto()
     # The nodes before the rewrite give a NaN or Inf that the nodes after do not
     HIDDEN = auto()
-    # a stored parameter is not the exact one, rounded
+    # A stored parameter is not the exact parameter rounded once
     STORED = auto()
     # The prover gave up
     LIMIT = auto()
 
 
 class NotProved(Exception):
-    """Raised if the sides differ, or if that cannot be decided.
+    """Raised if the sides differ, or if the prover cannot decide whether they differ.
 
     Attributes:
         why: kind of failure.
@@ -50,11 +50,11 @@ class RestartEvaluation(Exception):
 
 
 class RedrawRows(Exception):
-    """Raised if some rows have no root in this field.
+    """Raised if some radicands have no root in this field. Their rows are redrawn.
 
     Attributes:
-        mask: True for these rows, over the draws and ``atoms``; None for all.
-        atoms: atoms of the mask's axes after the first.
+        mask: True for the rows without a root. Its axes are the draw and ``atoms``. None means all rows.
+        atoms: atoms of the axes of ``mask`` after the first axis.
         drawn: `Value.drawn` of the radicand.
     """
 
@@ -70,12 +70,14 @@ class NewPrimeNeeded(Exception):
 
 
 class EpsilonMismatch(Exception):
-    """Raised if the radicand before the rewrite is r·(V + epsilon) with another epsilon than ``node``, a node after it.
+    """Raised if the two sides have the same radicand except for its epsilon.
+
+    The radicand before the rewrite is r·(V + epsilon), and the node after the rewrite has another epsilon.
 
     Attributes:
-        node: id of the node after the rewrite.
-        residue: the epsilon in the field.
-        value: the epsilon as a float.
+        node: id of the node after the rewrite that has the radicand.
+        residue: the epsilon before the rewrite, in the field.
+        value: the same epsilon as a float.
     """
 
     def __init__(self, node: int, residue: int, value: float) -> None:

@@ -1,8 +1,8 @@
-"""Evaluate NodeProtos that are not in a graph yet with a `ProofInterpreter`; names map to values.
+"""Evaluate NodeProtos that are not in a graph yet with a `ProofInterpreter`.
 
-Besides the closed language of regions (`normdeploy.proof.op_definitions`), the nodes may hold ops that are the same on
-both sides and stay opaque: table rows picked by integers, the number of occurrences of an integer, and the activation
-after a norm. All of these rely on one lemma: equal arguments have equal results (`normdeploy.proof.lemmas.congruence`).
+The nodes may hold the ops of `normdeploy.proof.op_definitions`. They may also hold three opaque functions, if both
+sides contain them: rows of a table picked by integers, the number of occurrences of an integer, and the activation
+after a norm. One lemma admits all three: equal arguments have equal results (`normdeploy.proof.lemmas.congruence`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .value import Value
 
 @dataclass(frozen=True, eq=False)
 class IndexTensor:
-    """Tensor of integers that are data.
+    """Tensor of integers that are input data, not shapes or axes.
 
     Attributes:
         name: name of the tensor.
         shape: its shape.
-        value: the integers as numbers, if their occurrences are counted; else None.
+        value: the integers as a value of the proof if a node counts their occurrences; None otherwise.
     """
 
     name: str
@@ -41,11 +41,11 @@ class IndexTensor:
 
 @dataclass(frozen=True, eq=False)
 class LookupTable:
-    """Tensor whose rows (along axis 0) are picked.
+    """Tensor from which nodes pick rows along axis 0.
 
     Attributes:
         name: name of the tensor.
-        picked: values of the picked rows, by the name of the `IndexTensor`, or by the number of first rows.
+        picked: values of the picked rows. The key is the name of the `IndexTensor`, or n for the first n rows.
     """
 
     name: str
@@ -55,10 +55,10 @@ class LookupTable:
         """Look up the rows that an index tensor picks, or the first ``by`` rows.
 
         Returns:
-            their value.
+            the value of the rows.
 
         Raises:
-            NotProved: the definition picks no such rows.
+            NotProved: ``picked`` has no rows for ``by``.
         """
         indices = self.picked.get(by.name if isinstance(by, IndexTensor) else by)
         if indices is None:
@@ -68,7 +68,7 @@ class LookupTable:
 
 @dataclass(frozen=True, eq=False)
 class _MatchIndicator:
-    """Ones at the places of one integer, zeros elsewhere; bool or numeric."""
+    """Tensor with 1 at the places of one integer and 0 elsewhere, as bool or as numbers."""
 
     value: Value
 
@@ -80,7 +80,7 @@ def match_indicator(m: ProofInterpreter, x: IndexTensor, number: int) -> Value:
         1 at the places equal to ``number``, else 0.
 
     Raises:
-        NotProved: ``x`` has no value.
+        NotProved: the integers of ``x`` have no value in the proof.
     """
     if x.value is None:
         raise NotProved(ProofFailure.OP, f"{x.name!r} is compared with a number", x.name)
@@ -118,13 +118,13 @@ def evaluate_protos(
     """Evaluate ``nodes``, which are in topological order.
 
     Args:
-        given: `Value`, `IndexTensor` and `LookupTable` by name.
+        given: inputs by name: each a `Value`, an `IndexTensor` or a `LookupTable`.
 
     Returns:
         all tensors by name, including ``given`` and ``initializers``.
 
     Raises:
-        NotProved: an op is outside the language, or a premise does not hold.
+        NotProved: an op is not supported, or a premise does not hold.
     """
     env = dict(given)
     for tensor in initializers:

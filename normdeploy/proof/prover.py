@@ -1,8 +1,9 @@
 """Prove that two functions of the same leaves are equal, at every real input and every size.
 
-docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field. Then they run
-in floats on inputs with NaN, Inf and constant rows, to check that neither side hides a value that the other shows.
-Finally, the constants that the identity requires are compared with the constants that the rewrite stored.
+docs/explanation/certificates.md has the theorem. A proof has three steps. First, both sides are evaluated at random
+points of a random prime field. Second, they run in floats on inputs with NaN, Inf and constant rows. If the original
+result is NaN or Inf, the rewrite must not hide it. Third, the constants that the identity requires are compared with
+the constants that the rewrite stored.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from .equivalence import Equivalence
 from .identity_check import ASKED, LONGEST, PROMISED, Identity, check_identity, learn_axes
 from .proof_errors import NotProved, ProofFailure
 
-# If axes have equal lengths of at least this number, each axis gets its own symbol.
+# If several axes have the same length, and this length is at least 8, each of these axes gets its own symbol. The
+# lengths may be equal only by chance.
 _ALIKE = 8
-# If a leaf has at least this number of axes of equal length, each axis gets its own symbol at any length. With one
-# symbol, k equal axes take (d + k + 1)^k points, with d the degree, and as many roots.
+# If a leaf has this number or more axes of equal length, each axis gets its own symbol, whatever the length. With one
+# common symbol, k equal axes would need (d + k + 1)^k points for degree d, and as many roots.
 _MANY = 3
 
 ProofMemo = MutableMapping[object, Identity | NotProved]
@@ -30,9 +32,9 @@ ProofMemo = MutableMapping[object, Identity | NotProved]
 def prove_identity(sides: Equivalence) -> Identity:
     """Prove that both sides are one function.
 
-    Axes of a leaf may have equal lengths by chance, such as channels and rows of a square image, or three or more axes
-    may share one name. Then the proof is first tried with arbitrary lengths: an identity for every length also holds
-    for the file's lengths, and distinct symbols need fewer points.
+    Axes of a leaf may have equal lengths by chance, such as channels and rows of an image, or three or more axes may
+    share one dim name. Then the proof is first tried with a distinct symbol for each length. An identity that holds for
+    every length also holds for the lengths of the file, and distinct symbols need fewer points.
 
     Returns:
         the proof.
@@ -46,22 +48,23 @@ def prove_identity(sides: Equivalence) -> Identity:
             return _search_identity(replace(sides, shapes=shapes), lengths)
         except NotProved as e:
             if e.why is ProofFailure.OP:
-                # Other choices of symbols do not help. Without symbols, a clamp may prove to have no effect.
+                # The failure is due to an op, so other choices of symbols do not help. Without symbols, a clamp may be
+                # shown to have no effect.
                 break
     return _search_identity(sides, {})
 
 
 def prove_for_any_length(sides: Equivalence) -> Identity:
-    """Prove the identity with symbols for the lengths in ``sides.named``.
+    """Prove the identity with symbols instead of the lengths in ``sides.named``.
 
-    The proof then holds for all sides that differ only in these lengths. Equal lengths along a leaf get distinct
+    The proof then holds for all sides that differ only in these lengths. Equal lengths of one leaf get distinct
     symbols.
 
     Returns:
         the proof.
 
     Raises:
-        NotProved: the sides differ, or their equality cannot be shown without the lengths.
+        NotProved: the sides differ, or their equality holds only for the lengths of the file.
     """
     shapes = sides.of_any_length().shapes
     proof = None
@@ -74,7 +77,8 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
             error = e
     if proof is None:
         raise error
-    # A size that may be zero must be tested at zero with the other sizes of each file, so the proof can't be shared.
+    # If a size may be zero, the model must be run at that size with the other sizes of each file. So files can't share
+    # the proof.
     if proof.zeros:
         raise NotProved(ProofFailure.SIZE, "it divides by a size that may be zero")
     return proof
@@ -83,10 +87,11 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
 def _symbolic_shapes(
     shapes: Sequence[tuple[Size, ...]], named: Collection[Size] = ()
 ) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, Size]]]:
-    """Replace axes of equal sizes by symbols.
+    """Try symbols for axes of equal sizes.
 
-    The first try replaces all equal axes. A Reshape may name one of their lengths: 32 groups of channels in an image
-    of 32×32. So each further try leaves one axis per leaf unreplaced: the first, the last, then those between.
+    The first try replaces all equal axes. The region may contain a Reshape with one of their lengths, such as 32 groups
+    for an image of 32×32, and then this try fails. So each further try keeps the number for one axis per leaf: the
+    first axis, then the last, then the axes between.
 
     Args:
         named: symbols that already replace lengths.
@@ -120,7 +125,9 @@ def _symbolic_shapes(
 
 
 def _without_numbers(lengths: Mapping[Size, Size]) -> dict[Size, Size]:
-    """Drop the symbols that replace a number: a proof for any length must not use a length of this file."""
+    """Drop the symbols that replace a number.
+
+    A proof for any length must not substitute a length of this file."""
     return {name: size for name, size in lengths.items() if size.constant_value is None}
 
 
@@ -142,7 +149,7 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
             raise e from None
         if not proof.read:
             raise
-    # Many roots need a larger field.
+    # Many roots reduce the security, so repeat the proof in a larger field.
     if proof.security_bits < ASKED and proof.lost_bits + ASKED <= LONGEST:
         proof = check_identity(sides, plan, read, proof.lost_bits + ASKED)
     if proof.security_bits < ASKED:
@@ -164,7 +171,7 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
 
 
 def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
-    """Check that the constants that the rewrite computed and stored are the ones of the identity.
+    """Check that the constants that the rewrite stored are the constants for which the identity holds.
 
     Raises:
         NotProved: a stored parameter is neither the exact value nor the exact value rounded once.
@@ -185,7 +192,7 @@ def prove_once(memo: ProofMemo, key: object, prove_sides: Callable[[], Identity]
 
     Args:
         memo: earlier proofs and refusals by their keys.
-        key: equal for sides with the same proof.
+        key: key of ``memo``; sides with the same proof have equal keys.
 
     Returns:
         the proof, or the refusal.

@@ -1,12 +1,13 @@
-"""Record which elements of a radicand are squares modulo p, to exclude that a product of some is always a square.
+"""Record which elements of a radicand are squares modulo p, to show that no product of elements is always a square.
 
-A root is the one that is a square itself. Suppose a product of radicands is the square of some s at every input. Then
-the product of their roots is s or −s, depending on the character of s, and not |s|. Without such a product the roots
-are independent of each other (docs/certificates.md).
+Of the two roots of an element, the field uses the root that is a square itself. Suppose a product of radicands is the
+square s² of some s at every input. In the reals, the product of their roots is |s|. In the field it is s or −s,
+depending on whether s is a square, so an identity might be misjudged. If no such product exists, the roots are
+independent of each other (docs/explanation/certificates.md).
 
-A product over a set of elements is always a square only if the number of nonsquares in the set is always even. No
-nonempty set has this property if the observed sets of nonsquares span all sets under addition modulo 2, however they
-were drawn.
+The product of a set of elements is always a square only if the number of nonsquares in the set is always even. Each
+evaluation gives one set of nonsquares. If these sets span all sets under addition modulo 2, no nonempty set has this
+property. This conclusion does not depend on how the elements were drawn.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from .value import Array
 
 
 class ResidueCharacters:
-    """Span of the sets of elements of one radicand that were seen to be nonsquares."""
+    """Span of the sets of nonsquares that the evaluations of one radicand gave."""
 
     def __init__(self) -> None:
-        # Highest element -> a set as a bit mask
+        # Basis of the span: highest element of a set -> the set as a bit mask
         self._basis: dict[int, int] = {}
         self._different = 0
 
@@ -50,5 +51,5 @@ class ResidueCharacters:
 
     @property
     def are_independent(self) -> bool:
-        """Return True if the observed sets span all sets of different elements."""
+        """Return True if the recorded sets span all sets of distinct elements."""
         return len(self._basis) >= self._different

@@ -1,9 +1,10 @@
-"""Read constants as the fractions that they round: a float32 near 1/n is not 1/n, but was written for it.
+"""Read constants as exact fractions: the float32 nearest to 1/n is not 1/n, but it stands for 1/n.
 
-A norm may divide by n through a constant, or take an unbiased variance through n/(n − 1). The file then holds a rounded
-number, and it computes a norm only up to that rounding. Such a constant is read as the fraction, or the root of a
-fraction, whose nearest float it is. The certificate lists each one, and applies to the program as read. Only numbers
-that are made of element counts are read this way, never an epsilon.
+A norm may multiply by a constant 1/n instead of a mean, or by n/(n − 1) for an unbiased variance. The file then holds a
+rounded number, so it computes a norm only up to this rounding. Such a constant is read as the fraction, or the root of
+a fraction, to which it is the nearest float. The certificate lists each constant that was read this way, and holds for
+the model with the fractions instead. Only fractions made of element counts are considered. An epsilon is never read
+this way.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from fractions import Fraction
 
 import numpy as np
 
-# Maximum number of elements of a constant that may be read as a fraction
+# Maximum number of elements of a constant whose elements are read as fractions
 FEW = 4
 
 
 @dataclass(frozen=True)
 class RationalReading:
-    """Fraction, or √``square`` if ``root``."""
+    """Exact number of which a constant is the rounded value: ``fraction``, or √``square`` if ``root`` is True."""
 
     fraction: Fraction = Fraction(0)
     square: Fraction = Fraction(0)
@@ -34,7 +35,7 @@ class RationalReading:
 
 
 def axis_products(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
-    """Collect the numbers of elements that some axes of a tensor have together, over all tensors.
+    """Collect the element counts of all subsets of axes of each tensor.
 
     Axes of unknown size are left out.
 
@@ -52,15 +53,15 @@ def axis_products(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
 
 
 def read_rational(number: float, known: frozenset[int], half: bool) -> RationalReading | None:
-    """Read a number as the fraction or root that it rounds.
+    """Find the fraction, or the root of a fraction, of which ``number`` is the rounded value.
 
     Args:
         known: element counts to build fractions from.
-        half: also accept the nearest float16.
+        half: also accept a reading if ``number`` is its nearest float16.
 
     Returns:
-        the reading if ``number`` is its nearest float64 or float32; None if nothing fits, or the number is a fraction
-        with a denominator of at most 64.
+        a reading to which ``number`` is the nearest float64 or float32. None if there is no such reading, or if the
+        number itself is a fraction with a denominator of at most 64.
     """
     if number == 0 or not math.isfinite(number) or Fraction(number).denominator <= 64:
         return None
@@ -85,5 +86,5 @@ def read_rational(number: float, known: frozenset[int], half: bool) -> RationalR
 def _is_nearest(exact: float, number: float, half: bool) -> bool:
     with np.errstate(all="ignore"):
         near = number in (exact, float(np.float32(exact))) or (half and number == float(np.float16(exact)))
-        # A subnormal is the nearest float of many numbers.
+        # A subnormal float is the nearest float of many different fractions, so require a small relative error too.
         return near and abs(number - exact) <= 2.0**-10 * exact

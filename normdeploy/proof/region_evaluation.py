@@ -42,7 +42,7 @@ FAILURES = (
 
 NodeDefinition = Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]]
 """Computes the outputs of a node from its inputs and attributes."""
-# Contrib ops with the same meaning as the standard's
+# Contrib ops that mean the same as the standard op of the same name
 _NAMED = {(CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
 
@@ -50,7 +50,7 @@ def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
     """Read the shape that the file states.
 
     Returns:
-        a size per axis; an open dim is a symbol of its own.
+        a size per axis; each unknown dim becomes a new symbol.
 
     Raises:
         NotProved: the rank is unknown.
@@ -99,7 +99,7 @@ def evaluate_nodes(
     """Evaluate nodes in topological order.
 
     Args:
-        env: gets their outputs, by the ids of the tensors.
+        env: receives the outputs of the nodes, keyed by the ids of the tensors.
         definitions: definitions of nodes that are not standard ops, by the ids of the nodes.
 
     Raises:
@@ -130,7 +130,7 @@ def evaluate_nodes(
 
 
 def _is_zero_point(node: gs.Node, i: int) -> bool:
-    """Return True if input ``i`` is the zero point of QuantizeLinear: of the node itself or in its function body."""
+    """Return True if input ``i`` is the zero point of a QuantizeLinear, which may be in the node's function body."""
     if node.domain == DOMAIN:
         row = function_op_row(node.domain, node.op)
         return row is not None and row.inputs[i : i + 1] == ("y_zero_point",)
@@ -138,7 +138,7 @@ def _is_zero_point(node: gs.Node, i: int) -> bool:
 
 
 class _ShapeOnlyTensor:
-    """Tensor of which only the shape is read."""
+    """Tensor whose shape is read, but not its elements."""
 
     def __init__(self, shape: tuple[Size, ...]) -> None:
         self.shape = shape
@@ -153,7 +153,7 @@ def _node_input(
         return env[id(t)]
     if id(t) in m.given:
         return m.given[id(t)]
-    # CastLike reads only the dtype of its second input.
+    # The second input of CastLike matters only by its dtype.
     if node.op == "CastLike" and i == 1:
         return None
     # A zero point of 0 matters only by its dtype.
@@ -257,11 +257,11 @@ def apply_op_of_domain(
 def _require_known_parts(row: NormOp, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
     """Check that a norm node has only inputs and attributes of known meaning.
 
-    For the standard's own ops, onnx's checker does this. Ops of onnxruntime in the default domain
-    (SimplifiedLayerNormalization) have no schema there.
+    For standard ops, onnx's checker does this check. It has no schema for the ops that onnxruntime adds to the default
+    domain, such as SimplifiedLayerNormalization.
 
     Raises:
-        NotProved: it has others.
+        NotProved: the node has an unknown input or attribute.
     """
     if len(inputs) > len(row.inputs):
         raise NotProved(
@@ -284,14 +284,14 @@ def _shape_as_integers(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:
 def _evaluate_function(
     m: ProofInterpreter, row: NormOp, inputs: list[Any], attrs: Mapping[str, Any], opset: int
 ) -> tuple[Any, ...]:
-    """Evaluate an op by the function body that the file carries."""
+    """Evaluate an op by the function body in the file."""
     opset = max(opset, row.since)
     function = function_bodies.norm_function_body(row, opset)
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:
         if row.is_quantized_by_row and "result" in known:
-            # The rest stays opaque: a function of the norm's rows.
+            # The quantization of the norm's result is an opaque function of the norm's rows.
             kind = known["y_zero_point"]
             least = float(attrs["least"])
             largest = float(attrs["largest"])

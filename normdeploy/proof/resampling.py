@@ -1,4 +1,7 @@
-"""Choose the elements to redraw if rows have no root in the field; the others stay."""
+"""Choose the random elements to redraw if some radicands have no root in the field. All other elements stay.
+
+A row of this module is one element of a radicand, together with the elements of the leaves that it depends on.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,23 @@ from ..graphs.symbolic_sizes import AxisSize
 from .interpreter import RandomDraws
 from .proof_errors import RedrawRows
 
-# Redraws of one kind; each halves the number of bad rows
+# Number of redraws of one kind before the next kind is tried; each redraw halves the number of rows without a root
 _ROUNDS = 24
 
 
 def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
     """Redraw the elements that a row without a root depends on.
 
-    Elements that good rows depend on too, such as a bias added to all rows, stay; otherwise all rows would have to be
-    good at once by chance. First the leaf whose axes distinguish the bad rows is redrawn, then all elements that belong
-    to as few rows, then all elements, in turn.
+    Elements that rows with a root depend on too, such as a bias added to all rows, stay. Otherwise all rows would need
+    a root at the same time by chance. More elements are redrawn in three steps: first the elements of the leaf whose
+    axes distinguish the rows without a root, then all elements that belong to no more than these rows, then all
+    elements.
 
-    A radicand may be an element plus c, as the variance of a BatchNorm is. Then the element is drawn as s² − c for a
-    random s, a polynomial in s of twice the degree.
+    A radicand may be an element plus a constant c, for example the variance of a BatchNorm plus epsilon. Then the
+    element is drawn as s² − c for a random s, so the root is s or −s. This doubles the degree.
 
     Args:
-        draws: gets the new elements.
+        draws: receives the new elements.
         e: the rows without a root.
         p: the prime.
     """
@@ -50,13 +54,13 @@ def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
             random_ = [draws.rng.randrange(1, p) for _ in range(count)]
             fresh[mask] = random_ if shift is None else [(s * s - shift) % p for s in random_]
             draws.elements[key] = fresh
-            # The recorded scales and shifts belong to other parameters.
+            # The recorded scales and shifts belong to the old parameters.
             if key[0] == "constant":
                 draws.affine = []
 
 
 def _leaves_of_mask(e: RedrawRows) -> set[int]:
-    """Return the leaves whose axes distinguish the rows of the mask; -1 means an axis of no leaf."""
+    """Return the leaves whose axes distinguish the rows of the mask; -1 stands for an axis that belongs to no leaf."""
     varying = [atom for atom, n in zip(e.atoms, e.mask.shape[1:], strict=True) if n > 1]
     return {atom.label[0] if isinstance(atom, AxisSize) else -1 for atom in varying}
 
@@ -88,7 +92,10 @@ def _elements_in_rows(e: RedrawRows, atoms: tuple[Any, ...], shape: tuple[int, .
 
 
 def _may_be_same_axis(own: Any, atom: Any) -> bool:
-    """Return True if two axes of one size may be the same axis; different labels of one leaf are different axes."""
+    """Return True if two atoms may belong to the same axis.
+
+    Two atoms with different labels of one leaf belong to different axes.
+    """
     return (
         not isinstance(own, AxisSize)
         or not isinstance(atom, AxisSize)

@@ -1,8 +1,9 @@
-"""Group the places of a tensor into classes that no op of the language distinguishes.
+"""Group the elements of a tensor into classes that no op of a proof distinguishes.
 
-The language treats all places of an atom alike. So a property of single elements (where a NaN goes, whether a radicand
-is always a square) needs one element per class only. Two features determine a class: which of its places are equal
-along axes that share an atom, as in a square, and which parts of joined axes its places belong to.
+`normdeploy.proof` defines the terms atom, place and point. The ops treat all places of an atom alike. So a property of
+single elements, such as the outputs that a NaN reaches, has to be tested for only one element per class. Two features
+of an element determine its class. The first is which of its places are equal along axes that share an atom, such as the
+diagonal of a square matrix. The second is which parts of joined axes its places belong to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..graphs.symbolic_sizes import Size
 from .axis_plan import AxisPlan
 from .value import Array
 
-# (True for a part, as parts are not alike; its atom; number of the point or part)
+# One coordinate of an element: (True for a part of a joined axis, atom, index of the point or the part). Two parts are
+# never alike.
 _Mark = tuple[bool, Any, int]
 _Point = tuple[_Mark, ...]
 
@@ -27,7 +29,7 @@ def equivalence_classes(plan: AxisPlan, atoms: Sequence[Size]) -> Array:
     """Number the elements of a tensor by class.
 
     Returns:
-        an integer array in the shape of the points, equal for equivalent elements.
+        an integer array in the shape of the points. Elements of one class have equal numbers.
     """
     return _label_classes(tuple(_atom_points(plan, atom) for atom in atoms))
 
@@ -36,7 +38,7 @@ def representative_places(plan: AxisPlan, atoms: Sequence[Size]) -> list[int]:
     """Choose one element per class.
 
     Returns:
-        flat row-major indices: the first element, the last, then one of each other class.
+        flat row-major indices: the first element, the last element, then one element of each remaining class.
     """
     labels = equivalence_classes(plan, atoms).reshape(-1)
     labelled, first = np.unique(labels, return_index=True)
@@ -67,7 +69,7 @@ def _label_classes(axes: tuple[tuple[_Point, ...], ...]) -> Array:
 
 
 def _canonical_points(points: tuple[_Point, ...]) -> tuple[Any, ...]:
-    """Number the points of each atom in order of appearance; parts keep their numbers."""
+    """Renumber the points of each atom in order of appearance; parts keep their numbers."""
     order: dict[Any, dict[int, int]] = {}
     told: list[Any] = []
     for is_part, name, i in itertools.chain.from_iterable(points):

@@ -1,4 +1,7 @@
-"""Create leaves, constants and sizes of an evaluation at a few points of each axis, in the field and as floats."""
+"""Create the leaves, constants and sizes of an evaluation, at a few points of each axis, in the field and as floats.
+
+`normdeploy.proof` defines the terms (draw, leaf, point, radicand).
+"""
 
 from __future__ import annotations
 
@@ -24,33 +27,36 @@ from .proof_errors import NotProved, ProofFailure
 from .quadratic_residues import ResidueCharacters
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
-# From this size on, the digest of a constant takes longer than its use
+# Number of elements from which computing a digest of a constant takes longer than using the constant
 _LARGE = 2**12
-# Draws evaluated together: two fix a scale and shift, the others test it; in floats, the last draw is zero
+# Number of draws that are evaluated together. The first two determine a scale and shift, and the other draws test them.
+# In floats, the last draw is all zeros.
 DRAWS = 4
 
 
 @dataclass
 class RandomDraws:
-    """State that survives a restart of the evaluation: random elements, and the characters of the radicands.
+    """State that survives a restart of the evaluation.
 
     Attributes:
         rng: source of the elements.
-        elements: random elements by ("leaf" or "constant", …, atoms), ("weights", atom) and others.
+        elements: random elements. Keys are tuples such as ("leaf", …, atoms), ("constant", …, atoms), ("weights",
+            atom).
         symbols: the value of each symbol's root in the field, and the symbol as a float.
-        seen: nonsquares of each radicand, by its number.
+        seen: nonsquares of each radicand, by the index of the radicand.
         epsilons: exact epsilon (residue, float) by the id of a node after the rewrite.
         opaque: value of an unknown function by (function, argument).
         work: operations of the whole proof.
         length: bits of the prime.
-        redraws: number of redraws for lack of a root.
-        flipped: True if roots of constants of large height take the other sign.
-        counts: element counts of which constants are read as fractions; empty for none.
-        read: constants read as fractions, with their readings.
-        affine: scale and shift between both sides, per result, for each choice of sizes.
+        redraws: number of redraws so far because a root was missing.
+        flipped: True if the roots of constants with many digits take the other sign (`ProofInterpreter.unknown`).
+        counts: element counts. A constant that is a rounded fraction of such counts is read as the exact fraction. If
+            ``counts`` is empty, no constant is read as a fraction.
+        read: constants that were read as fractions, with their readings.
+        affine: for each choice of sizes, the scale and shift between the sides, per result.
         held: constants of the file, by the ids of their tensors.
-        turn: in floats only: the shift of the single place that all taps of a convolution read (`proof.convolutions`);
-            0 if each tap reads its own place.
+        turn: shift of the one place that all taps of a convolution read, in floats only
+            (`normdeploy.proof.convolutions`). 0 if each tap reads its own place.
     """
 
     rng: random.Random
@@ -72,11 +78,11 @@ class RandomDraws:
 
 
 class StoredConstant:
-    """Constant of the file, examined once.
+    """Constant of the file with its properties, which are computed once.
 
     Attributes:
         array: elements in float32 or float64.
-        rest: float64 correction of the elements; None if there is none.
+        rest: float64 correction that is added to the elements; None for no correction.
         half: True if the constant was stored in float16.
         finite: True if all elements are finite.
         uniform: True if all elements are equal.
@@ -86,12 +92,12 @@ class StoredConstant:
     """
 
     def __init__(self, array: Array, half: bool = False, rest: Array | None = None) -> None:
-        """Examine the elements ``array`` + ``rest``.
+        """Compute the properties of the elements ``array`` + ``rest``.
 
         Args:
             array: elements; float32 is not copied, other types become float64.
-            half: it was stored in float16.
-            rest: at most the last digits of the elements (`graphs.exact_constants`).
+            half: True if the constant was stored in float16.
+            rest: correction of the last digits of the elements (`normdeploy.graphs.exact_constants`).
         """
         self.half = half
         self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
@@ -104,8 +110,14 @@ class StoredConstant:
 
     @property
     def structure_key(self) -> tuple[object, ...]:
-        """Return all properties that an evaluation reads besides the elements."""
-        return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below
+        """Return all properties that an evaluation reads, except the elements."""
+        return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below, self.periods
+
+    @cached_property
+    def periods(self) -> tuple[int | None, ...]:
+        """Return the length of the piece that repeats along each axis: [a, b, a, b] has 2; None if none repeats."""
+        parts = [part for part in (self.array, self.rest) if part is not None]
+        return tuple(_period_along(parts, axis) for axis in range(self.array.ndim))
 
     @cached_property
     def content_key(self) -> object:
@@ -146,10 +158,29 @@ class StoredConstant:
         return parts[0].astype(np.float64, copy=False)
 
 
+def _period_along(parts: Sequence[Array], axis: int) -> int | None:
+    """Return the length of the shortest piece that repeats along an axis of all arrays; None if none does."""
+    first = parts[0]
+    n = first.shape[axis]
+    line = first[tuple(slice(None) if i == axis else 0 for i in range(first.ndim))]
+    # A piece ends where the first element comes again.
+    lengths = np.flatnonzero(line[1 : n // 2 + 1] == line[0]) + 1
+    pieces = (int(length) for length in lengths[n % lengths == 0])
+    return next((length for length in pieces if all(_repeats(part, axis, length) for part in parts)), None)
+
+
+def _repeats(array: Array, axis: int, length: int) -> bool:
+    """Return True if an axis consists of equal pieces of ``length`` places."""
+    rows = np.moveaxis(array, axis, 0)
+    return all(
+        np.array_equal(rows[start : start + length], rows[:length]) for start in range(length, len(rows), length)
+    )
+
+
 def _min_and_max(array: Array) -> tuple[float, float]:
     """Return the smallest and the largest element; NaN if any element is NaN.
 
-    It works in pieces, so that the second pass finds them in the processor's cache.
+    The array is processed in pieces, so that the second pass over a piece finds it in the processor's cache.
     """
     if not array.size:
         return 1.0, 1.0
@@ -161,7 +192,7 @@ def _min_and_max(array: Array) -> tuple[float, float]:
 def compare_contents(constants: Iterable[StoredConstant]) -> None:
     """Set the content keys of all large constants of a proof by comparing them.
 
-    Digests would take longer than all the rest.
+    Digests would take longer than the rest of the proof.
     """
     known: dict[int, list[StoredConstant]] = {}
     for constant in constants:
@@ -176,7 +207,7 @@ def compare_contents(constants: Iterable[StoredConstant]) -> None:
 
 
 def _have_equal_elements(one: StoredConstant, other: StoredConstant) -> bool:
-    # A few elements distinguish most constants.
+    # Compare a few elements first: they distinguish most constants.
     ones, others, few = one.array.reshape(-1), other.array.reshape(-1), slice(_LARGE // 16)
     if not np.array_equal(ones[few], others[few]) or not np.array_equal(ones, others):
         return False
@@ -205,7 +236,8 @@ class Sampler:
     def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
         """Evaluate a constant of the file.
 
-        If all elements are equal, it is that number. Otherwise its elements are variables: random in the field.
+        If all elements are equal, the value is this number. Otherwise the elements are variables, with random values in
+        the field. A piece that repeats along an axis has its variables once.
 
         Args:
             narrow: float32 elements may stay float32, for a caller that multiplies them by float64.
@@ -223,7 +255,7 @@ class Sampler:
         atoms = [a for axis in axes for a in axis]
         if not array.size:
             raise NotProved(ProofFailure.SIZE, "one of its constants is empty")
-        # It has no residues, so nothing that depends on it is proved.
+        # A NaN or Inf has no residue, so nothing that depends on the constant can be proved.
         if not stored.finite:
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
         if stored.uniform:
@@ -233,27 +265,40 @@ class Sampler:
             size = Size.from_int(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=stored.sign, below=stored.below, size=size, nonzero=stored.nonzero)
         lengths = [self.plan.place_count(a) for a in atoms]
-        chosen = [self._sampled_places(a) for a in atoms]
+        repeats = [again for axis, n in zip(axes, stored.periods, strict=True) for again in self._repeating(axis, n)]
+        chosen = [[0] if again else self._sampled_places(a) for a, again in zip(atoms, repeats, strict=True)]
         every = all(places == list(range(n)) for places, n in zip(chosen, lengths, strict=True))
         if narrow and every and stored.rest is None:
             f = array.reshape(lengths)[None]
         else:
             f = stored.elements_at(lengths, None if every else chosen).astype(self.real, copy=False)[None]
+        varying = [a for a, again in zip(atoms, repeats, strict=True) if not again]
         a = None
         drawn = None
         if self.gf is not None:
-            drawn = (("constant", stored.content_key, tuple(atoms)), 0)
-            a = self.random_elements(drawn[0], f.shape)
+            drawn = (("constant", stored.content_key, tuple(varying)), 0)
+            counts = [len(places) for places, again in zip(chosen, repeats, strict=True) if not again]
+            a = self.random_elements(drawn[0], (1, *counts)).reshape(f.shape)
         return Value(
             axes,
             a,
             f,
             sign=stored.sign,
             below=stored.below,
-            degree=Degree.of_element(atoms),
+            degree=Degree.of_element(varying),
             nonzero=stored.nonzero,
             drawn=drawn,
         )
+
+    def _repeating(self, atoms: Sequence[Size], period: int | None) -> list[bool]:
+        """Return True for each atom of an axis along which a constant only repeats itself.
+
+        An axis of 16 places with period 8, cut into atoms of 2 and 8, does not vary along the first one.
+        """
+        if period is None or any(atom in self.plan.joins for atom in atoms):
+            return [False] * len(atoms)
+        lengths = [self.plan.place_count(atom) for atom in atoms]
+        return [math.prod(lengths[i + 1 :]) % period == 0 for i in range(len(atoms))]
 
     def make_leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         """Draw a leaf.
@@ -261,7 +306,7 @@ class Sampler:
         Args:
             key: number of the leaf.
             shape: its sizes.
-            reals: returns floats for the given point counts.
+            reals: function from the point counts of the axes to an array of floats.
 
         Returns:
             the value, with `DRAWS` random draws in the field.
@@ -329,7 +374,7 @@ class Sampler:
         return Value((), a, f, sign=sign_of_size(size), size=size, sized=bool(values), nonzero=size.is_positive)
 
     def _symbol_value(self, name: str) -> tuple[int, float]:
-        """Return a symbol as a random square in the field, and as a float. Squares provide the roots of sizes."""
+        """Return a symbol as a random square in the field, and as a float. A square ensures that sizes have roots."""
         if name not in self.draws.symbols:
             if self.gf is not None:
                 q = self.draws.rng.randrange(2, self.gf.p)
@@ -340,7 +385,7 @@ class Sampler:
         return (q * q % self.gf.p if self.gf is not None else 0), n
 
     def _sampled_places(self, atom: Size) -> list[int]:
-        """List the places of a constant's axis that the points represent."""
+        """List the places along an axis of a constant that are used as points."""
         if atom in self.plan.joins:
             return self._sampled_joined_places(atom)
         n = self.plan.place_count(atom)
@@ -402,7 +447,7 @@ def sign_of_size(size: Size) -> int:
     """Return the sign of a size for all values of its symbols.
 
     Returns:
-        POSITIVE, NOT_NEGATIVE, or NEGATIVE if unknown.
+        POSITIVE, NOT_NEGATIVE, or NEGATIVE if the sign is negative or unknown.
     """
     if size.is_positive:
         return POSITIVE

@@ -1,8 +1,9 @@
-"""Check that each number that a rewrite computed is stored as the exact one, rounded once.
+"""Check that each number that a rewrite computed is stored as the exact number, rounded once.
 
-A rewrite may compute gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w). For these, the field shows before =
-A·after + B for each element, with A and B independent of the input. This module checks the numbers: with the parameters
-as computed in float64, A is one and B is zero. Each stored element lies within half an ulp of the computed one.
+A rewrite may compute gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w). For such parameters, the proof in the
+field shows only before = A·after + B for each element, with A and B independent of the input. This module then checks
+two facts. With the parameters as computed in float64, A is one and B is zero. And each stored element is within half an
+ulp of the computed element.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from .nonfinite_checks import Pattern, evaluate_in_floats
 from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 from .value import Value
 
-# Tolerance of the float64 evaluation of both sides; half an ulp of float32 is 2^-25 or more
+# Relative tolerance between the sides in float64. It is far below half an ulp of float32, which is at least 2^-25.
 _CLOSE = 2.0**-34
-# Tolerance in long doubles, used if a parameter is stored in float64
+# Relative tolerance in long doubles, used if a parameter is stored in float64
 _CLOSER = 2.0**-46
-# Tolerance if constants before the rewrite are float32 roundings: values measured with them are off by a few ulp
+# Relative tolerance if constants before the rewrite were rounded to float32: values computed from them are off by a few
+# ulp
 _READ = 2.0**-21
-# Tolerance relative to the sum of the terms' magnitudes: float64 loses a few ulp of that for each term
+# Tolerance of a sum, relative to the sum of the magnitudes of its terms: each term costs float64 a few ulp of the
+# latter sum
 _TERMS = 2.0**-40
-# Tolerance of an epsilon, a quotient of differences in float64
+# Relative tolerance of an epsilon, which is computed as a quotient of differences in float64
 _SOLVED = 2.0**-40
-# Half of the smallest subnormal
+# Half of the smallest subnormal of each dtype: the rounding error of a number near zero
 _LEAST = {
     "float64": 2.0**-1075,
     "float32": 2.0**-150,
@@ -46,7 +49,7 @@ _LEAST = {
 
 
 class _FullPlan(AxisPlan):
-    """Plan with one point per place along the axes in ``laid``, along which constants vary."""
+    """Plan with one point per place along the axes in ``laid``, the axes along which constants vary."""
 
     laid: frozenset[Size] = frozenset()
 
@@ -70,7 +73,7 @@ def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mappin
 
     Args:
         epsilons: exact epsilon by the index of the node in ``sides.nodes``.
-        read: constants before the rewrite were read as the fractions that they round.
+        read: True if constants before the rewrite were read as the fractions of which they are the rounded values.
 
     Raises:
         NotProved: a parameter has another value.
@@ -98,7 +101,7 @@ def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mappin
         finite = np.isfinite(old) & np.isfinite(after)
         dy = old[1] - old[0]
         dz = after[1] - after[0]
-        # A row of zeros gives the shift alone, or 0/0.
+        # Draw 2 is all zeros: its result is the shift, or NaN from 0/0.
         apart = np.abs(after[0] - after[2]) + np.abs(after[1] - after[2])
         apart = np.where(np.isfinite(apart), apart, np.abs(dz))
         scale = np.abs(dz - dy) <= close * apart
@@ -140,7 +143,8 @@ def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, hel
             raise NotProved(ProofFailure.STORED, f"{c.name!r} is not a computed constant", c.name)
         shape = graph.exact.shape(id(c))
         laid = _elements_in_order(full, values[id(c)], shape)
-        # First compare with the magnitude of the result, which is at most the sum of the magnitudes of its terms.
+        # First compare relative to the magnitude of the result. This is stricter, because the sum of the terms'
+        # magnitudes is at least as large.
         if _is_near(laid, graph, c, laid):
             continue
         with evaluator.silence_numpy():
@@ -174,7 +178,7 @@ def _constant_lengths(graph: Graph, e: ComputedConstants, new: list[gs.Constant]
 
 
 def check_stored_bytes(sides: Equivalence) -> None:
-    """Check that each computed constant is stored as itself, rounded.
+    """Check that each computed constant is stored as its exact value, rounded once.
 
     Raises:
         NotProved: the shape differs, or an element is more than half an ulp off.
@@ -207,13 +211,13 @@ def _is_rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
 
 
 def _require_half_ulp(stored: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
-    """Require that each stored element is within half an ulp of the exact one.
+    """Require that each stored element is within half an ulp of the exact element.
 
     Args:
         off: relative error of ``exact`` itself.
 
     Raises:
-        NotProved: an element is further off.
+        NotProved: an element is more than half an ulp off.
     """
     unit = UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["float32"])
     least = _LEAST.get(dtype, 0.0)

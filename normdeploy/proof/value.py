@@ -1,4 +1,7 @@
-"""Represent a tensor under proof: its elements at the sampled places, in the field and as floats."""
+"""Represent a tensor in a proof: its elements at the sampled places, in the field and as floats.
+
+`normdeploy.proof` defines the terms (atom, draw, leaf, place, radicand).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .degree import ZERO, Degree
 
 Array = np.ndarray[Any, Any]
 
-# Sign at every real input, as far as the structure shows; NEGATIVE: unknown
+# Sign of a value at every real input, as far as the structure shows it. NEGATIVE means negative or unknown.
 NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2
 
 
@@ -22,7 +25,7 @@ def axis_identity(atom: Size) -> Any:
     """Return a key that identifies an axis.
 
     Returns:
-        the label given by a leaf or a convolution, else the size, which other axes may share.
+        the label that a leaf or a convolution gave to the axis. Without a label, the size, which other axes may share.
     """
     if isinstance(atom, AxisSize):
         return atom.label
@@ -31,10 +34,10 @@ def axis_identity(atom: Size) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """Tensor under proof.
+    """Tensor in a proof.
 
-    The first axis of ``a`` and ``f`` is the draw; then one axis per atom of ``axes``, with length 1 if nothing varies
-    along it.
+    The first axis of ``a`` and ``f`` is the draw. One axis per atom of ``axes`` follows, with length 1 if the value
+    does not vary along the atom.
 
     Attributes:
         axes: atoms of each axis.
@@ -42,16 +45,16 @@ class Value:
         f: floats.
         data: True if it depends on a leaf.
         sign: sign at every real input, as far as the structure shows.
-        degree: places named in numerator and denominator.
-        size: polynomial in the dims, for a scalar made of sizes; else None.
+        degree: bound of the places that numerator and denominator name (`normdeploy.proof.degree`).
+        size: polynomial in the dims if the value is a scalar computed from sizes; None otherwise.
         sized: True if it depends on a symbol.
         nonzero: True if no element is zero, at any place and size.
-        roots: numbers of the radicands whose roots multiply to this value, which is zero only if one of them is; None
-            for other values.
-        sums: atoms that it holds sums over.
-        fixed: axes (`axis_identity`) along which a root or a divisor with sums varies; they cannot be summed over.
-        drawn: (key in `RandomDraws.elements`, c): each element is a drawn one plus c; None otherwise.
-        below: sign of −x, as far as the structure shows, for x − (−epsilon).
+        roots: indices of radicands, if the value is zero only where the root of one of them is zero; None otherwise.
+        sums: atoms over which the value contains sums.
+        fixed: axes (`axis_identity`) along which a root or a divisor that contains sums varies. Such an axis cannot be
+            summed over if it is sampled.
+        drawn: (key, c) if each element is an element of ``RandomDraws.elements[key]`` plus c; None otherwise.
+        below: sign of −x, as far as the structure shows it. It gives the sign of x − (−epsilon).
     """
 
     axes: Axes
@@ -89,7 +92,7 @@ class Value:
         return range(start, start + len(self.axes[axis]))
 
     def varies_along(self, axis: int) -> bool:
-        """Return True if the elements vary along an axis. They do not along an axis that an Expand added."""
+        """Return True if the elements vary along an axis. Along an axis that an Expand added, they do not."""
         return any(self.f.shape[s] > 1 for s in self.array_axes(axis))
 
     def with_axes(self, axes: Axes, permutation: list[int] | None = None) -> Value:
@@ -128,10 +131,10 @@ class Value:
         return frozenset(map(axis_identity, self.varying_atoms()))
 
     def drop_constant_axes(self, array: Array) -> tuple[Atoms, Array]:
-        """Drop the axes along which ``array``, which is ``a`` or ``f``, does not vary.
+        """Drop the axes along which ``array`` (``a`` or ``f``) does not vary.
 
         Returns:
-            the other atoms, and the array along them.
+            the remaining atoms, and the array with one axis per remaining atom.
         """
         kept = [i for i, n in enumerate(array.shape[1:]) if n > 1]
         atoms = self.atoms
@@ -140,7 +143,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Magnitude:
-    """Absolute value |x| of a value that may be negative. Only its square is a value of the field.
+    """Absolute value |x| of a value that may be negative. Only its square can be computed in the field.
 
     Attributes:
         square: x².
@@ -153,7 +156,7 @@ class Magnitude:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Logarithm:
-    """Logarithm q·log(t), outside the field; its exponential is t^q.
+    """Logarithm q·log(t). It cannot be computed in the field, but its exponential t^q can.
 
     Attributes:
         t: argument.

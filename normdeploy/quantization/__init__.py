@@ -1,1 +1,1 @@
-"""Quantize linear layers to integers or FP8, as QuantizeLinear and DequantizeLinear of standard ONNX."""
+"""Quantize linear layers to integers or FP8, with QuantizeLinear and DequantizeLinear of standard ONNX."""

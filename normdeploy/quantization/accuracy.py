@@ -1,4 +1,4 @@
-"""Measure the accuracy of a quantized file against the model, on samples that did not calibrate it."""
+"""Measure the accuracy of a quantized file against the model, on samples that were not used for calibration."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ..precision.tensor_ranges import serialize_for_session
 from ..runtimes.crash_check import require_no_crash
 from ..types import Arrays
 
-# Square of the normal distribution's 95 % quantile.
+# Square of the 95 % quantile of the normal distribution
 _SQUARED = 1.6449**2
-# One dict for each batch: output → value.
+# One mapping per batch: output name → value
 Outputs = list[dict[str, np.ndarray]]
-# Relative error of an output from which on a note reports it.
+# An output whose relative error exceeds this limit gets a note.
 _FAR = 0.1
 
 
 class AccuracyJudge:
-    """Run files on the judging samples and measure them against the model in float64.
+    """Runner of files on the judging samples, which measures their outputs against the model in float64.
 
-    If an output has one row for each sample, each row is compared by itself. ``cosine`` is then that of the worst
-    sample.
+    If an output has one row per sample, each row is compared separately. In this case, ``cosine`` is the cosine of the
+    worst sample.
 
     Args:
-        samples: batches, with their samples along the first axis.
+        samples: batches, with the samples of a batch along the first axis.
         reference: outputs of the model on each batch.
-        policy: the metrics to reach.
-        optimize: let onnxruntime optimize the files.
+        policy: metrics that a file must reach.
+        optimize: True to let onnxruntime optimize the files.
     """
 
     def __init__(self, samples: Sequence[Arrays], reference: Outputs, policy: Policy, optimize: bool) -> None:
@@ -59,10 +59,10 @@ class AccuracyJudge:
 
         Args:
             outputs: outputs of the quantized file.
-            float32: outputs of the float32 file, measured for comparison.
+            float32: outputs of the float32 file, for comparison.
 
         Returns:
-            one report for each output and metric, with both values and whether the threshold is met.
+            one report per output and metric, with the values of both files and True if the threshold is met.
         """
         judged = []
         for name, rule in self.rules:
@@ -71,10 +71,10 @@ class AccuracyJudge:
         return tuple(judged)
 
     def measure_drift(self, outputs: Outputs, float32: Outputs) -> tuple[OutputDrift, ...]:
-        """Measure the relative error and cosine of each floating-point output, whether metrics are requested or not.
+        """Measure the relative error and cosine of each floating-point output, even if no metric is requested.
 
         Returns:
-            one record for each output, with the float32 file's relative error for comparison.
+            one record per output, with the float32 file's relative error for comparison.
         """
         names = [name for name, value in self.reference[0].items() if value.dtype.kind == "f"]
         return tuple(
@@ -90,7 +90,7 @@ class AccuracyJudge:
         """Measure one metric of one output.
 
         Returns:
-            the value, and the number of rows that a share counts; 0 for metrics that are not shares.
+            the value, and the number of rows if the metric is a share of rows; 0 for other metrics.
         """
         pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
         kind = METRICS[metric]
@@ -99,7 +99,7 @@ class AccuracyJudge:
             alike = all(
                 v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True)
             )
-            # Join the samples of all batches, because a sample's nearest neighbor may be in another batch.
+            # The nearest neighbor of a sample may be in another batch, so the rows of all batches are joined.
             if alike and rows:
                 shapes = {v.shape[1:] for v, _ in pairs}
                 if len(shapes) == 1:
@@ -117,7 +117,7 @@ class AccuracyJudge:
 
 
 def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
-    """Write a note for each output with a relative error above a tenth, or that can't be compared.
+    """Write a note for each output that has a relative error above a tenth or can't be compared.
 
     Returns:
         the notes.
@@ -137,7 +137,8 @@ def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
 def _relative_difference(name: str, outputs: Outputs, reference: Outputs) -> tuple[float, float]:
     """Compute ‖value − reference‖ / ‖reference‖ and the cosine over all batches together.
 
-    Equal infinities and NaN are left out. Returns NaN for both if the shapes differ.
+    Elements that are the same infinity in both outputs, or NaN in both outputs, are ignored. Both results are NaN if
+    the shapes differ.
     """
     squares = np.zeros(4)
     with np.errstate(all="ignore"):
@@ -163,7 +164,7 @@ def _thresholds_for(policy: Policy, name: str) -> list[Threshold]:
 
 
 def lower_share_bound(share: float, rows: int) -> float:
-    """Compute a lower bound of a share in a whole population from a sample of it.
+    """Compute a lower bound of a share in a population from a sample.
 
     The bound is the lower end of Wilson's one-sided 95 % interval (Journal of the American Statistical Association 22,
     1927, 209).
@@ -181,7 +182,8 @@ def lower_share_bound(share: float, rows: int) -> float:
 
 
 def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
-    """Write a note for each share that reaches its threshold on too few samples to hold for others.
+    """Write a note for each share that reaches its threshold, but on too few samples to predict the share on other
+    samples.
 
     Returns:
         the notes.
@@ -210,7 +212,7 @@ def run_in_onnxruntime(proto: onnx.ModelProto, samples: Sequence[Arrays], optimi
     """Run ``proto`` in onnxruntime on each batch of ``samples``.
 
     Args:
-        optimize: let onnxruntime optimize the graph.
+        optimize: True to let onnxruntime optimize the graph.
 
     Returns:
         the outputs of each batch.

@@ -1,4 +1,4 @@
-"""Observe the inputs of linear layers on samples: rows to try quantization on, and the range of each channel."""
+"""Collect statistics of the inputs of linear layers on samples: some rows, and the range of each channel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..types import Arrays, Progress
 
 # Hugging Face's name of the input that marks real tokens with 1 and padding with 0.
 MASK = "attention_mask"
-# Rows kept of each tensor. Wide tensors keep as many rows as make `_ELEMENTS` elements, but at least 512.
+# Maximum number of rows that are kept of each tensor. Of a wide tensor, fewer rows are kept: about `_ELEMENTS`
+# elements, but at least 512 rows.
 ROWS = 2048
 _ELEMENTS = 2**22
 
@@ -49,11 +50,11 @@ def observe_activations(
         padding: include tokens that `MASK` marks as padding.
 
     Returns:
-        tensor name → statistics, without tensors that are empty or hold a number that is not finite.
+        tensor name → statistics. Tensors that are empty or contain a NaN or Inf are missing.
 
     Raises:
         InputError: the model does not run on a sample.
-        NormdeployError: onnxruntime can't load it.
+        NormdeployError: onnxruntime can't load the model.
     """
     kept: dict[str, list[np.ndarray]] = {name: [] for name in axes}
     ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -89,11 +90,13 @@ def observe_activations(
 def unmasked_rows(value: np.ndarray, axis: int, sample: Arrays) -> np.ndarray:
     """Reshape a tensor to rows, without the rows of padding tokens.
 
-    Nothing depends on padding, and it would outweigh the text.
+    Padding tokens are left out because no result depends on their values, but there may be more padding tokens than
+    real tokens.
 
     Args:
         axis: axis of the channels.
-        sample: the feeds; a valid `MASK` among them, in the shape of ``value`` without channels, marks padding with 0.
+        sample: inputs of the model. If they contain `MASK`, in the shape of ``value`` without channels, its zeros mark
+            padding.
 
     Returns:
         [rows, channels].

@@ -1,12 +1,13 @@
-"""Correct biases for shifts of layer inputs by the weights as they are stored.
+"""Correct the biases of layers with shifted inputs, with the weights as they are stored.
 
-A layer that reads x − c has the bias b + W·c. With rounded weights Ŵ that leaves the error (Ŵ − W)·(x − c), and c is
-many times as large as most x. The bias b + Ŵ·c is an exact identity too, and leaves (Ŵ − W)·x:
+A layer that reads x − c has the bias b + W·c. With rounded weights Ŵ, its result has the error (Ŵ − W)·(x − c), and c
+is many times as large as most x. With the bias b + Ŵ·c, the error is (Ŵ − W)·x:
 
-    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/identities.md, "A shift and rounded weights")
+    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/explanation/identities.md, "A shift and rounded weights")
 
-So a shift adds no error in the weights. For a channel nearer to its c than to 0, above all a constant one, (Ŵ − W)·x is
-the larger error. There the bias takes back its share of c by W. Samples decide which channels these are.
+So with this bias, the shift does not enlarge the error of the rounded weights. But if the values of a channel are
+nearer to c than to 0, (Ŵ − W)·x is the larger error. This is so for a constant channel, for example. For such channels,
+the bias is corrected with W. Calibration samples show which channels these are.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def find_input_shifts(
 ) -> dict[str, InputShift]:
     """Find the layers of ``proto`` whose inputs ``migrations`` shifted.
 
-    Only layers with a two-dimensional weight and a bias, neither read by another node, are included.
+    Only layers with a two-dimensional weight and a bias are included, if no other node reads weight or bias.
 
     Args:
         conditions: conditions by the name of the tensor that the layers read.
 
     Returns:
-        first result of the layer's node → shift.
+        first result of a layer's node → its shift.
     """
     shifted = {
         name: condition
@@ -68,7 +69,10 @@ def find_input_shifts(
 
 
 def _bias_name(node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> str:
-    """Return the bias: the third input of a Gemm, or the other input of the Add behind a MatMul; "" if missing."""
+    """Return the name of a layer's bias; "" if it has none.
+
+    The bias is the third input of a Gemm, or the other input of the Add after a MatMul.
+    """
     if node.op_type == "Gemm":
         if len(node.input) > 2:
             return str(node.input[2])

@@ -1,6 +1,6 @@
 """Split Gemms into MatMul and Add, for layers whose input range is measured at run time.
 
-onnxruntime has MatMulInteger for them, but no such Gemm.
+For integer products in such layers, onnxruntime has the op MatMulInteger, but no integer Gemm.
 
     Gemm(x, w, c) = x·w + c,  for alpha = beta = 1 and x not transposed     (ONNX operator schema Gemm-13)
 """
@@ -19,10 +19,11 @@ from ..storage.proto_traversal import attribute_values, copy_model, unique_name
 def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Split each plain Gemm with a constant float32 weight into MatMul and Add.
 
-    The weight is [in, out], or [out, in] if transposed. The last node keeps the name of the Gemm's result.
+    The weight is [in, out], or [out, in] if the Gemm transposes it. The last new node keeps the name of the Gemm's
+    result.
 
     Returns:
-        a changed copy; ``proto`` itself if it has no such Gemm.
+        a changed copy; ``proto`` itself if no Gemm can be split.
     """
     held = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
     for value in proto.graph.input:

@@ -1,18 +1,21 @@
-"""Round weights by the error of the layer's products (GPTQ).
+"""Round weights so that the error of the layer's products is small (GPTQ).
 
-Let x be the inputs of the calibration samples, rounded as in the file, and H = E[x·xᵀ]. The error of a layer's products
-is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the other, the rows of
-the largest inputs first. To each row it adds a correction for the errors of the rows before it. With H = (I + U)·D·(I +
-U)ᵀ, U strictly upper triangular, the rounded rows are
+Let x be the inputs of the calibration samples, rounded as in the file, and H = E[x·xᵀ]. For the rounded weight Ŵ, the
+error of a layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one
+after the other. It starts with the rows that multiply the largest inputs. Before it rounds a row, it adds a correction
+for the errors of the rows that are already rounded. With H = (I + U)·D·(I + U)ᵀ and U strictly upper triangular, the
+rounded rows are
 
     ŵ_k = round(w_k + Σ_{j<k} (w_j − ŵ_j)·U_jk)
 
-(LDLQ, the same numbers without an inverse: Chee et al., QuIP, arXiv 2307.13304, theorem 6). A share of the mean of H's
-diagonal is added to the diagonal: the samples are few, and their chance correlations do not carry over to other inputs.
-A convolution is one such product for each of its groups; its x are windows of its input.
+This formula is LDLQ. It gives the same numbers as GPTQ, but needs no inverse of H (Chee et al., QuIP, arXiv 2307.13304,
+theorem 6). H's diagonal is increased by a share of its mean, which is called damping. There are few samples, and
+damping reduces the effect of correlations that occur only in these samples. A convolution is one such product per
+group, where x is a window of the convolution's input.
 
-Biases stay the model's own except for shifts (`bias_corrections`). If the means of the layers' errors were corrected
-in the biases (Nagel et al., arXiv 1906.04721, 4.2), `verify` could not compare any bias of the file with the model's.
+Biases are not changed, except for shifts (`bias_corrections`). A bias could also correct the mean error of its layer
+(Nagel et al., arXiv 1906.04721, 4.2). But then `verify` could not compare the biases of the file with the biases of the
+model.
 """
 
 from __future__ import annotations
@@ -34,14 +37,15 @@ from .layer_groups import LayerCandidate
 from .number_formats import CodeFormat, broadcast_scales, quantize_to_codes, round_scales_up, weight_scales
 from .qdq_writer import LayerPlan
 
-# Damping as a share of the mean of H's diagonal, multiplied by channels / rows if rows are fewer. The key is
-# False for matrices, and True for convolutions, which read each sample at many places.
+# Damping as a share of the mean of H's diagonal, multiplied by channels / rows if there are fewer rows than channels.
+# The key is False for matrices and True for convolutions. A convolution reads many windows of each sample, so it needs
+# less damping.
 DAMPING = {False: 0.1, True: 0.01}
-# Rows of W in a block. One matrix product per block adds the errors of all rows of earlier blocks.
+# Number of rows of W in a block. One matrix product per block adds the corrections for all rows of earlier blocks.
 _BLOCK = 128
-# Minimum number of rows of samples; fewer rows say nothing about H.
+# Minimum number of rows of samples; H can't be estimated from fewer rows.
 _FEWEST = 16
-# Shares of a block's largest weight that are tried for its scale.
+# Shares of a block's largest weight. Each share is tried as the largest number that the block's scale can represent.
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
@@ -77,14 +81,14 @@ def compensate_rounding(
 ) -> dict[str, LayerPlan]:
     """Round the weights of layers by GPTQ.
 
-    The weight of a MatMul, Gemm or Conv is rounded if no other node reads it. Other layers, and layers with fewer
-    than 16 rows of samples, stay as planned.
+    The weight of a MatMul, Gemm or Conv is rounded if no other node reads it. The plans of other layers, and of layers
+    with fewer than 16 rows of samples, stay unchanged.
 
     Args:
-        plans: plans by the first result of the layer's node.
+        plans: plans, by the first result of the layer's node.
 
     Returns:
-        ``plans``, with the codes of the rounded weights.
+        ``plans`` with the codes of the rounded weights.
 
     Raises:
         InputError: the model does not run on a sample.
@@ -140,7 +144,7 @@ def _is_plain_product(node: onnx.NodeProto) -> bool:
 
 
 def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: int) -> ConvolutionWindows | None:
-    """Read the windows of a Conv; None if the pads depend on the size of the input."""
+    """Read the window attributes of a Conv; None if the pads depend on the size of the input."""
     attrs = attribute_values(node)
     rank = len(shape) - 2
     if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
@@ -153,14 +157,15 @@ def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: i
 
 
 def carry_over_codes(before: onnx.ModelProto, plan: LayerPlan, now: onnx.ModelProto, bare: LayerPlan) -> LayerPlan:
-    """Plan a layer of another copy of the model as it was planned before.
+    """Transfer the plan of a layer to the same layer in another copy of the model.
 
     Args:
-        before: the model for which ``plan`` was made.
-        now: the other copy, in which ``bare`` is the same layer without steps.
+        before: model for which ``plan`` was made.
+        now: other copy of the model. ``bare`` is the plan of the layer in this copy, without steps.
 
     Returns:
-        ``bare`` with the step, scales and shift of ``plan``; with its codes too if the weight is the same.
+        ``bare`` with the step, scales and shift of ``plan``. If both copies have the same weight, the result has the
+        codes of ``plan`` too.
     """
     weights = []
     for proto, one in ((before, plan), (now, bare)):
@@ -178,7 +183,8 @@ def _plan_with_codes(
 ) -> LayerPlan:
     """Round the weight of one layer.
 
-    Groups whose H can't be factored (for example, their channels are always 0) are rounded to the nearest code.
+    If the H of a group can't be factored, for example because the group's channels are always 0, the group's weights
+    are rounded to the nearest codes.
 
     Args:
         groups: groups of a convolution; 0 for a matrix.
@@ -187,7 +193,7 @@ def _plan_with_codes(
     Returns:
         ``plan`` with codes and scales; ``plan`` itself if no H can be factored.
     """
-    # The weight has its outputs on the first axis.
+    # Convolutions, and transposed matrices, have their outputs on the first axis of the weight.
     first = groups > 0 or not plan.has_channels_first
     if first:
         across = stored.reshape(max(groups, 1), -1, moments.origin.shape[-1]).swapaxes(1, 2)
@@ -228,16 +234,17 @@ def _plan_with_codes(
 
 
 def shrink_scales(w: np.ndarray, h: np.ndarray, axis: int | None, form: CodeFormat, block: int) -> np.ndarray:
-    """Compute the scales of a weight, smaller than its largest values need if that lowers the error.
+    """Compute the scales of a weight. A scale may be too small for the largest weights if this lowers the error.
 
-    For blocks, each scale is that of the largest weight times the share of `SHRINKS` with the least Σ h_k (w_k − ŵ_k)².
-    This is the clipping of AWQ (Lin et al., arXiv 2306.00978), by H's diagonal.
+    For blocks, each scale is the scale for the block's largest weight, times one of `SHRINKS`. The share with the
+    smallest Σ h_k (w_k − ŵ_k)² is chosen. This is the clipping of AWQ (Lin et al., arXiv 2306.00978), with H's diagonal
+    as the weight of the errors.
 
     Args:
         w: [channels, outputs].
         h: diagonal of H, [channels].
         axis: axis of the scales; None for a single scale.
-        block: channels that share a scale; 0 gives `weight_scales` unchanged.
+        block: number of channels that share a scale; 0 to return the scales of `weight_scales` unchanged.
 
     Returns:
         float32 scales as `weight_scales` lays them out.
@@ -265,7 +272,8 @@ def factor_feedback(h: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray
         share: share of the mean of H's diagonal that is added to the diagonal.
 
     Returns:
-        the order of the rows, largest diagonal first, and float32 I + U in that order; None if H can't be factored.
+        the order of the rows, with the largest diagonal element first, and float32 I + U in this order. None if H can't
+        be factored.
     """
     diagonal = np.diag(h).copy()
     mean = float(diagonal.mean())
@@ -284,11 +292,11 @@ def factor_feedback(h: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray
 def round_with_feedback(
     w: np.ndarray, scales: np.ndarray, feedback: tuple[np.ndarray, np.ndarray], form: CodeFormat
 ) -> np.ndarray:
-    """Round ``w`` row by row, correcting each row for the errors of the rows before it.
+    """Round ``w`` row by row, and correct each row for the errors of the rows that were rounded before.
 
     Args:
         w: [channels, outputs].
-        scales: scales broadcast to the shape of ``w``.
+        scales: scales, broadcast to the shape of ``w``.
         feedback: order and I + U from `factor_feedback`.
 
     Returns:

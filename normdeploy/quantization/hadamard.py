@@ -1,8 +1,8 @@
-"""Build Hadamard matrices: ±1, with H·Hᵀ = n·I.
+"""Build Hadamard matrices: n×n matrices H of ±1 with H·Hᵀ = n·I.
 
 Sylvester's construction makes order 2n from order n. Paley's make order q + 1 for primes q ≡ 3 modulo 4, and 2(q + 1)
-for q ≡ 1 modulo 4 (R. E. A. C. Paley, On Orthogonal Matrices, J. Math. Phys. 12, 1933). Users of a matrix check H·Hᵀ
-(`normdeploy.proof.lemmas.isometry`).
+for q ≡ 1 modulo 4 (R. E. A. C. Paley, On Orthogonal Matrices, J. Math. Phys. 12, 1933). The proofs that use a matrix
+check H·Hᵀ (`normdeploy.proof.lemmas.isometry`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ def largest_order(width: int) -> int:
     """Find the largest order of a Hadamard matrix that this module can build and that divides ``width``.
 
     Returns:
-        the order; 1 if there is none above 1.
+        the order; 1 if no larger order divides ``width``.
     """
     return next((n for n in range(width, 1, -1) if width % n == 0 and _paley_construction(n)), 1)
 
 
 @lru_cache(maxsize=8)
 def signed_hadamard(order: int) -> np.ndarray:
-    """Build a Hadamard matrix with a random sign for each row, the same at every call.
+    """Build a Hadamard matrix with a random sign for each row. Every call returns the same matrix.
 
-    A row vector is multiplied from the left, so the signs are those of its channels (QuIP#, Tseng et al., arXiv
-    2402.04396, section 3).
+    The matrix multiplies row vectors from the right, so each sign belongs to a channel of the vector (QuIP#, Tseng et
+    al., arXiv 2402.04396, section 3).
 
     Args:
         order: an order from `largest_order`.
@@ -52,7 +52,8 @@ def _paley_construction(order: int) -> tuple[str, int, int] | None:
     """Find a construction of a matrix of this order; None if no construction is known.
 
     Returns:
-        Paley's construction ("first", "second") or "one", its prime (0 for "one"), and the number of doublings.
+        Paley's construction ("first", "second") or "one" for the matrix of order 1, its prime (0 for "one"), and the
+        number of doublings after it.
     """
     doublings = 0
     while True:
@@ -73,7 +74,7 @@ def _is_prime(n: int) -> bool:
 
 
 def _jacobsthal_matrix(q: int) -> np.ndarray:
-    """Build the matrix χ(i − j) modulo the prime q: 1 for squares, −1 for others, 0 for 0."""
+    """Build the matrix χ(i − j) modulo the prime q, with χ = 0 for 0, 1 for other squares, and −1 for nonsquares."""
     character = -np.ones(q)
     character[np.arange(1, q) ** 2 % q] = 1
     character[0] = 0
@@ -82,7 +83,10 @@ def _jacobsthal_matrix(q: int) -> np.ndarray:
 
 
 def _bordered_matrix(q: int, corner: float) -> np.ndarray:
-    """Border Jacobsthal's matrix with 0 and ones; ``corner`` is −1 for a skew matrix and 1 for a symmetric one."""
+    """Add a first row of ones and a first column of ``corner`` to Jacobsthal's matrix; their common element is 0.
+
+    ``corner`` is −1 for a skew-symmetric matrix and 1 for a symmetric matrix.
+    """
     s = np.zeros((q + 1, q + 1))
     s[0, 1:], s[1:, 0], s[1:, 1:] = 1, corner, _jacobsthal_matrix(q)
     return s

@@ -1,8 +1,9 @@
-"""Judge a quantized file again after its other layers became float16 or bfloat16.
+"""Measure the accuracy of a quantized file again, after its other layers were converted to float16 or bfloat16.
 
-Quantization comes first, on the float32 model, with scales that are numbers of the half type already. So half precision
-(`normdeploy.precision`) changes no code and no scale. QuantizeLinear and DequantizeLinear take scales of the type that
-they read and write (ONNX operator schemas QuantizeLinear-21, DequantizeLinear-21). So does strongly typed TensorRT.
+Quantization comes first, on the float32 model. The quantization uses only scales that the half type can represent. So
+the conversion to half precision (`normdeploy.precision`) changes neither codes nor scales. In ONNX, the scale of
+QuantizeLinear or DequantizeLinear has the type of the floating-point tensor (operator schemas QuantizeLinear-21,
+DequantizeLinear-21). Strongly typed TensorRT requires the same.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ def judge_half_file(
     split: SampleSplit | None,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Measure the metrics of a file in half precision, each of its nodes rounded to its declared type.
+    """Measure the metrics of a file in half precision. The result of each node is rounded to its declared type.
 
     Args:
         made: the quantized file in half precision.
         before: the float32 model.
-        account: report of the quantized file with float32.
-        split: the samples that ``account`` was judged on; None if none were given.
+        account: report of the quantized file before the conversion.
+        split: samples on which the metrics of ``account`` were measured; None if the user passed no samples.
 
     Returns:
         ``account`` with the size and metrics of ``made``.
 
     Raises:
-        InputError: half precision misses a metric that the quantized file reached.
+        InputError: the file in half precision misses a metric that the quantized file reached.
     """
     account = replace(account, bytes=(account.bytes[0], model_bytes(made)))
     if split is None:
@@ -67,7 +68,7 @@ def judge_half_file(
 
 
 def _round_inputs(sample: Arrays, proto: onnx.ModelProto, wish: QuantizationRequest) -> dict[str, np.ndarray]:
-    """Round the inputs as ``proto`` receives them: half-precision inputs to their type, stored in float32."""
+    """Round the half-precision inputs of ``proto`` to their type, and store them in float32."""
     form = FORMATS[wish.half]
     half = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == form.onnx}
     return {name: form.round_to_format(v).astype(np.float32) if name in half else v for name, v in sample.items()}

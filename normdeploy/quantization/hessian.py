@@ -1,7 +1,9 @@
-"""Collect the second moments of layer inputs on samples, rounded as in the file, one sample at a time.
+"""Collect the second moments of layer inputs on samples, one sample at a time.
 
-A convolution is a product of its weight and of windows of its input. From each sample an equal number of windows is
-drawn, `WINDOWS` altogether.
+The inputs are rounded as the quantized file rounds them.
+
+A convolution multiplies its weight by windows of its input. The same number of windows is drawn from each sample,
+`WINDOWS` windows in total.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from ..types import Arrays
 from .activation_stats import unmasked_rows
 from .number_formats import ScaleZeroPoint, quantize_dequantize
 
-# Windows of a convolution.
+# Number of windows that are drawn for a convolution, from all samples together
 WINDOWS = 2**14
-# Channels above which H is kept and factored in float32.
+# Number of channels above which H is stored and factored in float32
 _WIDE = 4096
-# Bytes of H in memory at a time.
+# Maximum total size in bytes of the matrices H that are in memory at a time
 _HELD = 2**30
 
 
 @dataclass(frozen=True)
 class ConvolutionWindows:
-    """Windows that a convolution reads, each number for each spatial axis; ``pads`` is in ONNX's order."""
+    """Attributes of the windows that a convolution reads, one number per spatial axis; ``pads`` is in ONNX's order."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,10 +43,10 @@ class ConvolutionWindows:
 
         Args:
             x: [batch, channels, …].
-            count: largest number of windows.
+            count: maximum number of windows.
 
         Returns:
-            [groups, windows, channels of a group · places].
+            [groups, windows, channels of a group · elements of the kernel].
         """
         rank = len(self.kernel)
         ends = [(0, 0), (0, 0), *zip(self.pads[:rank], self.pads[rank:], strict=True)]
@@ -69,9 +71,9 @@ class LayerInput:
     """Input tensor of a layer, and how the layer reads it.
 
     Attributes:
-        step: step of its quantizer; None if it is not quantized.
-        axis: axis of its channels.
-        windows: windows of it that a convolution reads; None for a matrix.
+        step: step with which the input is quantized; None if it is not quantized.
+        axis: axis of the input's channels.
+        windows: windows of the input that a convolution reads; None for a matrix.
     """
 
     tensor: str
@@ -82,10 +84,10 @@ class LayerInput:
     def input_rows(self, value: np.ndarray, sample: Arrays, number: int, count: int) -> np.ndarray:
         """Read the rows of one sample, before rounding.
 
-        Padding is 0, which is a code of every step.
+        The padding of a convolution is 0, which every step represents exactly.
 
         Args:
-            number: number of the sample, the seed of the draw.
+            number: index of the sample; the seed for drawing windows.
             count: number of samples.
 
         Returns:
@@ -100,7 +102,8 @@ class LayerInput:
 class SecondMoments:
     """Second moments of a layer's inputs, accumulated sample by sample.
 
-    The sums are of x̂ − ``origin``, so that little is lost to cancellation in float32.
+    The sums are sums of x̂ − ``origin``, where x̂ is the rounded input. Subtracting the origin avoids cancellation in
+    float32.
 
     Attributes:
         origin: mean of the first batch, [groups, channels].
@@ -119,8 +122,8 @@ class SecondMoments:
 
         Args:
             x: float32 [groups, rows, channels].
-            step: step that rounds the rows; None keeps them.
-            offset: shift that was subtracted from the input and that the layer's bias takes back.
+            step: step that rounds the rows; None to leave them unrounded.
+            offset: shift that was subtracted from the input, and that the layer's bias compensates.
         """
         if step is None:
             quantized = x
@@ -148,13 +151,13 @@ class SecondMoments:
 def collect_moments(
     proto: onnx.ModelProto, wanted: Mapping[LayerInput, tuple[int, np.ndarray | None]], samples: Samples
 ) -> Iterator[tuple[LayerInput, SecondMoments]]:
-    """Collect the second moments of each input of ``wanted``, as many at a time as memory allows.
+    """Collect the second moments of each input in ``wanted``, for as many inputs at a time as memory allows.
 
     Args:
-        wanted: input → (number of elements of its H, shift of the input or None).
+        wanted: layer input → (number of elements of its H, shift of the input or None).
 
     Yields:
-        each input that has rows, with its moments.
+        each input for which the samples provide rows, with its moments.
 
     Raises:
         InputError: the model does not run on a sample.

@@ -1,4 +1,4 @@
-"""Keep the layers in float whose quantization costs most, as few as the metrics allow."""
+"""Exclude layers from quantization until the metrics are reached, with as few layers as possible."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..types import Arrays, Progress
 from . import accuracy
 from .qdq_writer import LayerPlan
 
-# Batches on which each layer is tried alone.
+# Number of batches on which each layer is quantized alone, to measure its error
 _FEW = 2
-# Layers that an error lists.
+# Maximum number of layers that an error message lists
 _NAMED = 5
 
 
@@ -26,11 +26,11 @@ class QuantizedSelection:
 
     Attributes:
         proto: the float model after the migrations.
-        plans: plans of the quantized layers, by their nodes' first results.
-        write: function that writes the file with the given plans.
+        plans: plans of the quantized layers, by the first result of the layer's node.
+        write: function that writes the file for some plans.
         judged: metrics that the file reaches.
-        exclusions: steps in which layers were left in float.
-        errors: error of each layer quantized alone, by the layer's result.
+        exclusions: steps of the exclusion, each with the layers that it left in float.
+        errors: result of a layer → error of the model if only this layer is quantized.
     """
 
     proto: onnx.ModelProto
@@ -42,7 +42,7 @@ class QuantizedSelection:
 
     @property
     def build_file(self) -> onnx.ModelProto:
-        """Return the file with all plans of this selection, written anew at each access."""
+        """Write the file with all plans of this selection. Each access writes it again."""
         return self.write(self.plans)
 
 
@@ -56,19 +56,21 @@ def exclude_layers(
 ) -> QuantizedSelection:
     """Keep as few layers in float as the metrics allow.
 
-    Each layer is tried alone on calibration samples. Layers that change the outputs most are excluded first, in steps
-    that double. The last step is then bisected down to the fewest layers. Each step is judged on the judging samples.
+    First, the error of each layer is measured: only this layer is quantized, and the model runs on calibration samples.
+    Layers are then excluded in the order of their errors, the largest error first. Each step doubles the number of
+    excluded layers until the metrics are reached. Then bisection between the last two numbers finds the smallest
+    sufficient number. The metrics of each step are measured on the judging samples.
 
     Args:
         float32: outputs of the original file on the judging samples.
         samples: calibration samples.
-        names: first result of a node → result of its layer.
+        names: result of each layer, by the first result of its node.
 
     Returns:
         ``work`` with the remaining plans, the metrics reached, the steps and the errors.
 
     Raises:
-        InputError: float32 itself misses a metric, or a metric is missed even with one layer quantized.
+        InputError: the float32 file misses a metric, or a metric is missed even with only one quantized layer.
     """
     told: dict[int, tuple[MetricReport, ...]] = {}
     order: list[str] = []
@@ -139,7 +141,7 @@ def _error_per_layer(
 def _describe_exclusions(
     told: Mapping[int, tuple[MetricReport, ...]], order: Sequence[str], last: int, names: Mapping[str, str]
 ) -> list[LayerExclusion]:
-    """Describe the gain of each judged step up to the last."""
+    """Describe how each step improved the worst metric."""
     steps: list[LayerExclusion] = []
     counts = sorted(count for count in told if count <= last)
     for before, after in pairwise(counts):

@@ -1,4 +1,4 @@
-"""Find the linear layers of a file as they can be quantized: their channels, and the layers that share an input."""
+"""Find the linear layers of a file that can be quantized, and group the layers that share an input."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .smoothing import LayerGroup
 
 @dataclass(frozen=True)
 class LayerCandidate:
-    """One linear layer: how it would be written, or ``reason`` why it can't be quantized.
+    """One linear layer with its plan, or with the ``reason`` why it can't be quantized.
 
     Attributes:
         module: name of the model's module that the layer belongs to.
-        input: tensor that is quantized.
+        input: tensor that the layer reads as data, which would be quantized.
         axis: axis of the input's channels.
-        source: tensor from which a migration would start.
+        source: tensor whose scale and shift a migration would move into the layer (`scale_migration`).
         result: result of the layer, including an added bias.
         outputs: number of output channels.
         groups: groups of a convolution.
-        activated: result of a convolution, or of the Relu or Clip that alone reads it; "" for other ops, and if it is
-            an output of the graph.
+        activated: result of a convolution. If the only reader of this result is a Relu or Clip, the result of the Relu
+            or Clip. "" for other ops, and if the tensor is an output of the graph.
     """
 
     plan: LayerPlan
@@ -54,7 +54,7 @@ def find_candidates(graph: Graph, form: CodeFormat, block: int = 0) -> list[Laye
         block: input channels that share a scale; 0 for one scale per output channel.
 
     Returns:
-        one candidate for each layer; those that can't be quantized have a reason.
+        one candidate per layer. A candidate that can't be quantized has a reason.
     """
     return [_make_candidate(graph, linear, form, block) for linear in find_linear_layers(graph)]
 
@@ -127,7 +127,7 @@ def _result_after_activation(graph: Graph, linear: ConstantLinear) -> str:
 def _scale_granularity(
     linear: ConstantLinear, form: CodeFormat, block: int
 ) -> tuple[int | None, None, int] | tuple[int | None]:
-    """Choose the axis of the stored weight along which there are scales, and the number of places that share one.
+    """Choose the axis of the stored weight along which scales vary, and the number of elements that share a scale.
 
     Returns:
         the last fields of a `LayerPlan`: axis (None for a single scale) and, for blocks, step and block.
@@ -147,7 +147,7 @@ def _scale_granularity(
             return (1,)
         return (None,)
     if op == "MatMul" and rank > 2 and form is INT8:
-        # onnxruntime has no integer product of stacked weights with a scale for each output.
+        # onnxruntime has no integer kernel for stacked weights with one scale per output.
         return (None,)
     if not block or op == "Conv":
         return (output,)
@@ -155,10 +155,11 @@ def _scale_granularity(
 
 
 def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | None:
-    """Group layers that read one tensor, as matrices.
+    """Make a group of layers that read one tensor.
 
     Returns:
-        the group; None for convolutions, whose channels stay as they are, and if views mix the channels.
+        the group. None for convolutions, because their inputs are not scaled or shifted. None also if views mix the
+        channels.
     """
     by_name = {one.node.outputs[0].name: one for one in find_linear_layers(graph) if isinstance(one, ConstantLinear)}
     layers = [by_name[c.plan.tensor] for c in candidates]
@@ -175,7 +176,7 @@ def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | 
         last = places.reshape([1] * (len(graph.shape(source.y) or ()) - 1) + [-1])
         laid = [input_channel_vector(graph, last, source.y, one.data_input, one) for one in layers]
         if not all(v is not None and np.array_equal(v, places) for v in laid):
-            # Views between the norm and a layer mix the channels.
+            # Views between the norm and the layer mix the channels.
             return None
         if len(known) > 1 and known[1] is not None:
             beta = known[1]
@@ -190,5 +191,5 @@ def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | 
         if a is None or b is None:
             return None
         return LayerGroup(source.y.name, tuple(w), a, b)
-    # The channels of a view need not be channels of its input.
+    # A view may change which elements form a channel.
     return None if source.views else LayerGroup(source.y.name, tuple(w))

@@ -1,4 +1,4 @@
-"""Find linear layers with constant weights, and the views, scale, shift and norm before each."""
+"""Find linear layers with constant weights, and the views, scale, shift and norm before each layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import iter_subgraphs
 
 _STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
-# Nodes of a scale and shift.
+# Maximum number of nodes of a scale and shift
 _LONGEST = 8
 SPLIT = frozenset(op for op, row in DEFAULT.items() if row.has_scale and "axis" in row.attributes)
 
@@ -27,11 +27,12 @@ class LayerSource:
     """Source of a linear layer's input: y = a·z + b, seen through ``views``.
 
     Attributes:
-        y: tensor above the views.
+        y: tensor before the views.
         views: nodes between y and the layer, in the order of `views_above`.
         z: tensor before the scale and shift.
-        norm: node that computes z; None if the scale and shift is itself a norm or follows none.
-        affine: the scale a and shift b; None if z and y are one tensor.
+        norm: norm node that computes z. None if the norm node itself applies the scale and shift, or if there is no
+            norm.
+        affine: the scale a and shift b; None if z and y are the same tensor.
     """
 
     y: gs.Tensor
@@ -45,7 +46,7 @@ def find_linear_layers(graph: Graph) -> list[ConstantLinear | Refusal]:
     """List every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order.
 
     Returns:
-        the layers, with an added bias absorbed; a Refusal for each one that can't be read.
+        the layers, including an added bias; a Refusal for each layer that can't be read.
     """
     nodes = [n for n in graph.nodes if n.op in LINEAR and sum(graph.is_constant(t) for t in n.inputs[:2]) == 1]
     read = [constant_linear_of(graph, node) for node in nodes]
@@ -57,7 +58,7 @@ def explain_no_layers(proto: onnx.ModelProto) -> str:
     """Explain why `find_linear_layers` finds no layer in the graph of ``proto``.
 
     Returns:
-        the reason, as a clause for messages.
+        the reason, worded as a clause of an error message.
     """
     inputs = {v.name for v in proto.graph.input} & {t.name for t in proto.graph.initializer}
     nodes = [n for n in proto.graph.node if n.op_type in LINEAR and is_standard(n)]
@@ -87,7 +88,8 @@ def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
     """Trace the input ``data`` of a linear layer back to a norm or a scale and shift.
 
     Returns:
-        the source; ``data`` itself, without views, if there is neither.
+        the source. If neither a norm nor a scale and shift precedes ``data``, the source is ``data`` itself, without
+        views.
     """
     y, views = views_above(graph, data)
     tops = [y]
@@ -111,6 +113,6 @@ def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
             return LayerSource(y, tuple(views), z, node if behind else None, affine)
     node = graph.producer(y)
     if node is None or node.op not in DEFAULT or node.outputs[0] is not y:
-        # Views of anything else are not useful.
+        # Without a norm, scale or shift before them, the views are not needed.
         return LayerSource(data, (), data, None, None)
     return LayerSource(y, tuple(views), y, node, None)

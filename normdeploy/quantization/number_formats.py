@@ -1,9 +1,11 @@
-"""Convert ranges to steps, and numbers to codes, in int8, uint8, FP8 and INT4 as in ONNX's QuantizeLinear-21.
+"""Convert ranges to steps, and numbers to codes, in int8, uint8, FP8 and INT4.
+
+A code is the stored integer or FP8 number q. A step is a scale with a zero point. Both follow ONNX's QuantizeLinear-21:
 
     q = saturate(round_half_even(x / scale) + zero_point)        x' = (q − zero_point) · scale
 
-FP8 (E4M3: one sign bit, four bits of exponent, three of fraction, largest 448, no infinity; Micikevicius et al., arXiv
-2209.05433) rounds x / scale to the nearest of its numbers.
+FP8 rounds x / scale to the nearest FP8 number. The format is E4M3: one sign bit, four bits of exponent, three bits of
+fraction, largest number 448, no infinity (Micikevicius et al., arXiv 2209.05433).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 _LEAST_HALF = 2.0**-20
-# A smaller scale is useless, and its inverse might overflow.
+# Smallest scale. A smaller scale is useless, and its inverse might overflow.
 _TINY = 2.0**-100
 
 
@@ -23,10 +25,10 @@ _TINY = 2.0**-100
 class CodeFormat:
     """Type that numbers are quantized to.
 
-    Symmetric int8 does not use -128, because it has no positive counterpart.
+    Symmetric int8 does not use the code -128, because int8 has no code 128.
 
     Attributes:
-        onnx: elem_type of the format.
+        onnx: ONNX elem_type of the format.
         low: smallest code that is used.
         high: largest code that is used.
         since: first opset whose QuantizeLinear supports the format.
@@ -66,7 +68,7 @@ def step_for_range(low: float, high: float, form: CodeFormat) -> ScaleZeroPoint:
     Zero is always a code, because padding and masks need it.
 
     Returns:
-        a step with a zero point for uint8, without one for the symmetric formats.
+        the step. Only uint8 has a zero point other than 0.
     """
     low = min(low, 0.0)
     high = max(high, 0.0)
@@ -80,12 +82,12 @@ def weight_scales(w: np.ndarray, axis: int | None, form: CodeFormat, block: int 
     """Compute the scales of a weight from its largest magnitudes.
 
     Args:
-        axis: axis along which each place has a scale, all other axes reduced; None for a single scale.
-        block: places along ``axis`` that share a scale; 0 for one scale per place.
+        axis: axis along which scales vary; None for a single scale.
+        block: number of consecutive indices along ``axis`` that share a scale; 0 for one scale per index.
 
     Returns:
-        float32, a scalar for None, [size of ``axis``], or for blocks the shape of ``w`` with ``axis`` divided by
-        ``block``.
+        float32. A scalar if ``axis`` is None; [size of ``axis``] for one scale per index; for blocks, the shape of
+        ``w`` with ``axis`` divided by ``block``.
     """
     magnitude = np.abs(w)
     if axis is None:
@@ -99,12 +101,13 @@ def weight_scales(w: np.ndarray, axis: int | None, form: CodeFormat, block: int 
 
 
 def round_scales_up(scales: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
-    """Round scales up to numbers of float16 or bfloat16, so that no range is cut.
+    """Round scales up to numbers of float16 or bfloat16. Rounding up ensures that no range becomes smaller.
 
-    Below 2⁻²⁰ float16 has fewer than four digits, so smaller scales become 2⁻²⁰; fewer codes are then used.
+    float16 represents numbers below 2⁻²⁰ with fewer than four binary digits, so smaller scales become 2⁻²⁰. Tensors
+    with these scales then use fewer codes.
 
     Returns:
-        float32; for float32 the scales themselves.
+        float32; if ``dtype`` is float32, the scales unchanged.
     """
     wide = np.asarray(scales, np.float32)
     if dtype == np.float32:
@@ -119,7 +122,7 @@ def broadcast_scales(scales: np.ndarray, shape: tuple[int, ...], axis: int | Non
 
     Args:
         axis: axis of the scales; None for a single scale.
-        block: places along ``axis`` that share a scale.
+        block: number of indices along ``axis`` that share a scale.
 
     Returns:
         scales that broadcast to ``shape``.
@@ -135,10 +138,10 @@ def quantize_to_codes(x: np.ndarray, scales: np.ndarray | float, form: CodeForma
     """Quantize ``x`` to codes of ``form``.
 
     Args:
-        scales: one scale, or scales that broadcast to ``x``.
+        scales: a single scale, or scales that broadcast to ``x``.
 
     Returns:
-        codes in the shape of ``x`` and the format's own dtype.
+        codes in the shape of ``x`` and the dtype of the format.
     """
     divided = (x / np.float32(scales) if np.ndim(scales) == 0 else x / scales).astype(np.float32)
     if not form.is_integer:

@@ -1,7 +1,7 @@
-"""Calibrate ranges by onnxruntime's own calibrators: entropy and percentile.
+"""Calibrate ranges by onnxruntime's calibrators, entropy and percentile.
 
-Entropy: Migacz, 8-bit inference with TensorRT, 2017. The model runs on one sample at a time, no matter how many there
-are; the histograms add up.
+The source of the entropy method is Migacz, 8-bit inference with TensorRT, 2017. The model runs on one sample at a time,
+and the calibrator adds up the histograms. So memory does not grow with the number of samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..precision.tensor_ranges import Samples, name_failing_sample
 from ..storage.onnx_files import save_onnx
 from ..types import Arrays, Progress
 
-# Bytes of a model from which on its weights are saved beside it.
+# Minimum size in bytes of a model whose weights are saved in a separate file
 _LARGE = 2**30
 
 
@@ -36,8 +36,8 @@ def calibrate_ranges(
     """Calibrate the ranges of ``tensors``, which are float32 tensors of the main graph.
 
     Args:
-        method: "entropy" or "percentile" (99.999 of the values).
-        symmetric: center each range on zero.
+        method: "entropy" or "percentile" (a range that contains 99.999 % of the values).
+        symmetric: True to center each range on zero.
 
     Returns:
         tensor name → (low, high).

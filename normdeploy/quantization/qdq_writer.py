@@ -1,8 +1,9 @@
 """Write QuantizeLinear and DequantizeLinear around linear layers, in standard ONNX.
 
-A layer's input is quantized for that layer alone: other readers (a residual, a norm) keep reading the float tensor.
-Layers that share an input share its pair. Weights are stored quantized, behind one DequantizeLinear. onnxruntime
-computes a convolution in integers only if its result is quantized too. Such a result gets a pair that all readers use.
+A QuantizeLinear and the DequantizeLinear after it are called a pair. The input of a layer gets a pair that only linear
+layers read; other readers (a residual, a norm) keep reading the float tensor. Layers that share an input share its
+pair. Weights are stored as codes, with a DequantizeLinear after them. onnxruntime computes a convolution in integers
+only if the result is quantized too. So this result gets a pair that all of its readers use.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from .number_formats import (
     weight_scales,
 )
 
-# Largest number of steps in a bias: half of int32's range.
+# Largest number of steps of a bias: half of int32's range
 _MOST = 2.0**30
 
 
 @dataclass(frozen=True)
 class InputShift:
-    """Shift of a layer's input, corrected in its bias.
+    """Shift of a layer's input that the layer's bias compensates.
 
     Attributes:
-        offset: float64 [channels], subtracted from the input. It is 0 for channels whose share the bias takes back by
-            the original weight.
-        bias: initializer that makes up for the shift; no other node reads it.
+        offset: float64 [channels], subtracted from the input. It is 0 for channels whose shift the bias compensates
+            with the original weight.
+        bias: name of the initializer of the bias that compensates the shift. No other node reads it.
     """
 
     offset: np.ndarray
     bias: str
 
     def bias_correction(self, w: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """Compute the correction of the bias for a rounded weight.
+        """Compute the correction of the bias for a rounded weight (`normdeploy.quantization.bias_corrections`).
 
         Args:
             w: original weight, [channels, outputs].
@@ -66,14 +67,14 @@ class LayerPlan:
         data: index of the node's data input.
         weight: index of the node's weight input.
         form: format of the weight.
-        axis: axis of the weight along which there is a scale for each place, or for each ``block`` of places; None for
-            one scale.
+        axis: axis of the weight along which scales vary: one scale per index, or one per ``block`` indices. None for a
+            single scale.
         step: step of the input; None if only the weight is quantized.
-        dynamic: compute the step of the input at run time.
-        scales: dtype whose numbers the weight's scales are.
-        stored: codes and scales of the weight (`gptq`); None if each element is rounded by itself.
-        shift: shift of the input that the bias takes back by the rounded weight.
-        least: smallest scale of the weight, one number or [outputs].
+        dynamic: True to compute the step of the input at run time.
+        scales: dtype that must represent the weight's scales exactly.
+        stored: codes and scales of the weight from GPTQ; None to round each element to the nearest code.
+        shift: shift of the input that the bias compensates with the rounded weight.
+        least: lower limit of the weight's scales, a single number or [outputs].
     """
 
     tensor: str
@@ -93,7 +94,7 @@ class LayerPlan:
     def has_channels_first(self) -> bool:
         """Return True if the input channels are the first axis of a matrix.
 
-        The scales are then along the outputs, or blocks along the inputs.
+        The scales of such a matrix vary along the outputs or, for blocks, along the inputs.
         """
         return self.axis == (0 if self.block else 1)
 
@@ -102,7 +103,7 @@ def layer_biases(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Collect the constant biases that Conv, ConvTranspose and Gemm have as an input.
 
     Returns:
-        first result of the node → bias.
+        biases, by the first result of the node.
     """
     stored = {t.name: t for t in proto.graph.initializer}
     return {
@@ -117,17 +118,17 @@ def smallest_scale_for_bias(
 ) -> np.ndarray | float:
     """Compute the smallest weight scales with which the bias fits into int32.
 
-    onnxruntime converts a float bias to a number of steps of input times weight, and lets it overflow. This matters for
-    a channel whose weights are much smaller than its bias. A coarser scale then loses less than 2⁻²⁰ of the bias for
-    each input.
+    onnxruntime converts a float bias to an int32 in steps of (input scale · weight scale), and does not check for
+    overflow. The bias overflows if the weights of a channel are much smaller than its bias. A larger scale avoids the
+    overflow. For each input, it changes the result by less than 2⁻²⁰ of the bias.
 
     Args:
-        bias: [1] or [outputs]; None if there is none.
+        bias: [1] or [outputs]; None if the layer has no bias.
         step: step of the input.
 
     Returns:
-        float32 [outputs]; 0 if no limit applies, and for a weight with one scale, which would become coarser for all
-        channels.
+        float32 [outputs]. 0 if no limit applies. Also 0 for a weight with a single scale, because the limit would make
+        the scale larger for all channels.
     """
     if bias is None or bias.size not in (1, outputs) or plan.axis is None or plan.block or not plan.form.is_integer:
         return 0.0
@@ -144,10 +145,11 @@ def write_quantized(
     """Copy ``proto`` with the layers of ``plans`` quantized.
 
     Args:
-        plans: plans by the first result of the layer's node.
-        bias: store biases of integer layers as int32 behind a DequantizeLinear, as onnxruntime's integer kernels of
-            Conv and Gemm need them.
-        results: tensor → (layer whose result it is, step); it gets a pair for all readers if the layer is in ``plans``.
+        plans: plans, by the first result of the layer's node.
+        bias: True to store biases of integer layers as int32 with a DequantizeLinear after them. onnxruntime's integer
+            kernels of Conv and Gemm need this.
+        results: tensor → (layer whose result the tensor is, step). If the layer is in ``plans``, the tensor gets a pair
+            that all of its readers use.
 
     Returns:
         the copy.
@@ -188,18 +190,19 @@ def write_quantized(
 
 
 class _QdqWriter:
-    """Make names, constants and pairs, each once; ``nodes`` collects the new nodes."""
+    """Writer of names, constants and pairs, each only once. ``nodes`` collects the new nodes."""
 
     def __init__(self, graph: onnx.GraphProto, weights: dict[str, TensorProto], taken: Iterable[str]) -> None:
         self.weights, self.taken = weights, set(taken)
         self.nodes: list[onnx.NodeProto] = []
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
-        # Results of a DynamicQuantizeLinear, and constants of a weight without its DequantizeLinear.
+        # Names of the results of a DynamicQuantizeLinear. For a weight without a DequantizeLinear, names of its codes
+        # and scales.
         self._parts: dict[tuple[str, str], list[str]] = {}
-        # Results of pairs that all readers use.
+        # Results that already have a pair that all readers use.
         self.done: set[str] = set()
-        # Corrected bias → channels that the correction leaves out.
+        # Name of a corrected bias → indices of the channels that the correction leaves out
         self.recentred_biases: dict[str, list[int]] = {}
 
     def fresh_name(self, name: str) -> str:
@@ -256,7 +259,7 @@ class _QdqWriter:
         return quantize_to_codes(w, broadcast_scales(scales, w.shape, plan.axis, plan.block), plan.form), scales
 
     def write_corrected_bias(self, node: onnx.NodeProto, plan: LayerPlan, shift: InputShift) -> str:
-        """Write the bias of a layer corrected for its rounded weight (`bias_corrections`).
+        """Write the bias of a layer, corrected for the rounded weight (`normdeploy.quantization.bias_corrections`).
 
         Returns:
             name of the new bias.
@@ -273,7 +276,7 @@ class _QdqWriter:
         return made
 
     def write_dequantize(self, name: str, q: np.ndarray, scales: np.ndarray, plan: LayerPlan) -> str:
-        """Write a weight's codes and scales behind a DequantizeLinear.
+        """Write a weight's codes and scales, and a DequantizeLinear that reads them.
 
         Returns:
             name of the dequantized weight.
@@ -291,7 +294,7 @@ class _QdqWriter:
         return out
 
     def write_quantize_dequantize(self, name: str, step: ScaleZeroPoint) -> str:
-        """Write QuantizeLinear and DequantizeLinear for a tensor, once for each step.
+        """Write QuantizeLinear and DequantizeLinear for a tensor, once per step.
 
         Returns:
             name of the dequantized tensor.
@@ -337,16 +340,17 @@ class _QdqWriter:
         self.nodes.append(last)
 
     def write_quantized_bias(self, node: onnx.NodeProto, plan: LayerPlan, scales: np.ndarray) -> None:
-        """Write the bias in steps of input times weight, the unit of the integer product."""
+        """Write the bias as an integer, in steps of (input scale · weight scale), like the products of integers."""
         assert plan.step is not None
         b = numpy_helper.to_array(self.weights[node.input[2]])
         steps = scales.reshape(-1) * np.float32(plan.step.scale)
-        # The bias is one number for all channels.
+        # The bias is a single number for all channels.
         if b.size < steps.size:
             b = np.broadcast_to(b.reshape(-1), steps.shape)
         step = np.broadcast_to(steps, b.shape).astype(np.float32)
         counted = np.rint(b.astype(np.float64) / step)
-        # Too large for a tiny step, or not finite: the bias stays float.
+        # The bias stays float if it is not finite, or if its step is so small that the number of steps does not fit
+        # int32.
         if not np.abs(counted).max(initial=0.0) < 2**31:
             return
         inputs = [
@@ -360,7 +364,7 @@ class _QdqWriter:
 
 
 def _make_initializer(name: str, values: np.ndarray, kind: int) -> TensorProto:
-    """Build an initializer; INT4 packs two codes into a byte, the first in the low half (ONNX's TensorProto)."""
+    """Build an initializer. For INT4, two codes share a byte, with the first in the low half (ONNX's TensorProto)."""
     made = TensorProto(name=name, data_type=kind, dims=values.shape)
     if kind == INT4.onnx:
         nibbles = values.reshape(-1).astype(np.int8).view(np.uint8) & 0xF

@@ -1,4 +1,4 @@
-"""Define a quantization request, and check it against the runtimes' kernels."""
+"""Define a quantization request, and check that the runtime has kernels for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..precision.type_conversion import FORMATS
 from .layer_groups import LayerCandidate
 from .number_formats import FP8, INT4, INT8, UINT8, CodeFormat
 
-# Input channels that share a scale in INT4; TensorRT and onnxruntime both support this size.
+# Number of input channels that share a scale in INT4; TensorRT and onnxruntime both support this block size.
 BLOCK = 64
-# Layer names that an error lists.
+# Maximum number of layer names that an error message lists
 _LISTED = 8
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
@@ -31,13 +31,14 @@ class QuantizationRequest:
 
     Attributes:
         to: "int8", "fp8" or "int4".
-        runtime: runtime whose form is written.
+        runtime: runtime for which the file is written.
         calibration: "minmax", "entropy" or "percentile".
         policy: metrics that the file must reach.
-        dynamic: compute the ranges of activations at run time; only for onnxruntime.
-        half: "fp16" or "bf16", the type of the other layers and of the scales; "" for float32.
-        rotate: rotate residual streams first (`normdeploy.quantization.stream_rotation`).
-        keep_float: names of layers that stay float; `*` and `?` match any characters.
+        dynamic: True to compute the ranges of activations at run time; only for onnxruntime.
+        half: type of the other layers and of the scales: "fp16", "bf16", or "" for float32.
+        rotate: True to rotate residual streams first (`normdeploy.quantization.stream_rotation`).
+        keep_float: patterns for the names of layers that stay float; `*` matches any characters, and `?` any single
+            character.
     """
 
     to: str
@@ -51,7 +52,10 @@ class QuantizationRequest:
 
     @property
     def scale_dtype(self) -> np.dtype:
-        """Return the dtype whose numbers scales are; rounding them later would move every code."""
+        """Return the dtype that must represent the scales exactly.
+
+        Rounding them later would change every dequantized number.
+        """
         if self.half:
             return FORMATS[self.half].dtype
         return np.dtype(np.float32)
@@ -63,7 +67,7 @@ class QuantizationRequest:
 
     @property
     def activation_format(self) -> CodeFormat | None:
-        """Return the format of the activations; None if they are not quantized ahead of time."""
+        """Return the format of the activations; None if they are not quantized, or only at run time."""
         if self.to == "int4" or self.dynamic:
             return None
         if self.to == "int8" and self.runtime in ONNXRUNTIME:
@@ -72,24 +76,24 @@ class QuantizationRequest:
 
     @property
     def counts_padding(self) -> bool:
-        """Return True if padding counts for ranges: for all formats but symmetric int8.
+        """Return True if padding tokens count when ranges are measured: for all formats but symmetric int8.
 
-        The file is worse without padding for uint8 (MiniLM's mean error by a fifth), and a little worse for INT4.
-        Padding widens the ranges; symmetric int8 widens the range of each channel itself. FP8 was not measured without
-        padding.
+        Padding tokens widen the ranges. If the ranges are measured without padding tokens, uint8 files are less
+        accurate (the mean error of MiniLM grows by a fifth), and INT4 files slightly less. Symmetric int8 does not need
+        padding tokens, because it widens the range of each channel itself. FP8 was not measured without padding.
         """
         return self.activation_format is not INT8
 
     @property
     def block_size(self) -> int:
-        """Return the number of input channels that share a scale; 0 for one scale per output channel."""
+        """Return the number of input channels that share a scale of the weight; 0 for one scale per output channel."""
         if self.to == "int4":
             return BLOCK
         return 0
 
 
 def require_valid_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
-    """Check a request before any work.
+    """Check a request before any work starts.
 
     Raises:
         InputError: the file is already quantized, or the runtime lacks kernels for the request.
@@ -107,7 +111,7 @@ def require_runtime_kernels(wish: QuantizationRequest) -> None:
     """Check that the runtime has kernels for a request.
 
     Raises:
-        InputError: the runtime lacks them.
+        InputError: the runtime has no kernels for it.
     """
     if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
         raise InputError(
@@ -136,7 +140,7 @@ def require_half_support(wish: QuantizationRequest) -> None:
 
 
 def mark_excluded_layers(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
-    """Add a reason to layers that must stay float: by request, or because the runtime lacks a kernel.
+    """Add a reason to layers that must stay float, by request or because the runtime has no kernel.
 
     Returns:
         all layers in their order.
@@ -161,7 +165,7 @@ def require_matching_patterns(layers: Sequence[LayerCandidate], patterns: Sequen
 
 
 def _matches_pattern(layer: LayerCandidate, pattern: str) -> bool:
-    """Match a layer's module or result against a pattern."""
+    """Return True if the pattern matches the layer's module or result."""
     return any(name and fnmatchcase(name, pattern) for name in (layer.module, layer.result))
 
 
@@ -175,7 +179,8 @@ def _keep_float_by_pattern(layer: LayerCandidate, patterns: Sequence[str]) -> La
 def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
     if wish.to == "int8" and not wish.dynamic:
         return layers
-    # Nine taps of three digits each keep too little precision, and a channel has no more.
+    # In a depthwise convolution, an output is a sum of only about nine products. FP8 weights have three fraction bits,
+    # and their errors do not average out in so short a sum.
     if wish.to == "fp8":
         why = "in FP8, a grouped convolution loses too much accuracy"
         return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]

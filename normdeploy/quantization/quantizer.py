@@ -1,13 +1,13 @@
-"""Quantize the linear layers of a float32 file to int8, FP8 or INT4 weights.
+"""Quantize the linear layers of a float32 file to int8, FP8 or INT4.
 
 The steps are, in this order:
 
-1. With ``rotate``, residual streams are rotated (`stream_rotation`, proved).
-2. Inputs of the layers are observed on samples.
-3. Scales and shifts are moved from norms into the layers behind them (`scale_migration`, proved).
-4. Ranges are measured.
-5. The file is written and judged on samples that did not calibrate it.
-6. Layers that cost more than the metrics allow go back to float, the most costly first.
+1. If ``rotate`` is set, rotate residual streams (`stream_rotation`, proved).
+2. Collect statistics of the layers' inputs on samples.
+3. Move scales and shifts from norms into the layers after them (`scale_migration`, proved).
+4. Measure ranges.
+5. Write the file, and measure its metrics on samples that were not used for calibration.
+6. While a metric is missed, leave layers in float, beginning with the layers that cause the largest error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from .scale_migration import InputCondition, migrate_scales
 from .smoothing import choose_condition
 from .stream_rotation import rotate_streams
 
-# Seconds that the float64 reference may take, with (True) or without (False) a requested metric.
+# Whether a metric is requested → maximum number of seconds that the float64 reference may take
 _LONG = {True: 60.0, False: 10.0}
 
 
@@ -67,15 +67,15 @@ def quantize_model(
     """Quantize the linear layers of a model.
 
     Args:
-        proto: a float32 model with its weights, its norms single nodes; not changed.
-        split: the samples; None only for INT4 weights and dynamic ranges, which are then not judged.
+        proto: a float32 model with its weights, in which each norm is a single node; not changed.
+        split: the samples. May be None for INT4 weights and dynamic ranges; then no metric is measured.
 
     Returns:
         the quantized model and a report.
 
     Raises:
         InputError: nothing can be quantized, a sample does not run, or no choice of layers reaches the metrics.
-        GraphError: the opset can't be raised as far as the types need.
+        GraphError: the types need a higher opset, and the file can't be converted to it.
     """
     require_valid_request(proto, wish)
     before = _raise_opset(copy_model(proto), max(wish.weight_format.since, 13))
@@ -154,7 +154,7 @@ def quantize_model(
 
 
 def _with_rounding_method(layer: LayerReport, chosen: Mapping[str, LayerPlan]) -> LayerReport:
-    """Add the rounding method of its weight to a layer's report."""
+    """Add to a layer's report the method by which its weight was rounded."""
     plan = chosen.get(layer.tensor)
     if layer.status == "float" or plan is None:
         return layer
@@ -172,11 +172,11 @@ def _carry_over_layers(
     chosen: Mapping[str, LayerPlan],
     results: Mapping[str, tuple[str, ScaleZeroPoint]],
 ) -> onnx.ModelProto:
-    """Write the file of the same layers in ``moved``, a copy without migrations for layers that stay float.
+    """Quantize the same layers in ``moved``, a copy of the model without migrations for layers that stay float.
 
     Args:
-        whole: the model with all migrations.
-        chosen: plans of the quantized layers in ``whole``, by the layers' results.
+        whole: model with all migrations.
+        chosen: result of a layer → its plan in ``whole``, for each quantized layer.
         results: quantized results in ``whole``, as `write_quantized` takes them.
     """
     now = {
@@ -245,10 +245,10 @@ def _plan_layers(
     migrations: Sequence[Migration],
     conditions: Mapping[str, InputCondition],
 ) -> tuple[dict[str, LayerPlan], dict[str, tuple[str, ScaleZeroPoint]], tuple[LayerReport, ...]]:
-    """Plan how each layer would be written.
+    """Plan the quantization of each layer.
 
     Returns:
-        plans by node result, quantized results as `write_quantized` takes them, and a report for each layer.
+        plans by node result, quantized results as `write_quantized` takes them, and a report per layer.
     """
     wish = task.wish
     ready = [c for c in layers if not c.reason]
@@ -333,10 +333,10 @@ def _describe_granularity(c: LayerCandidate) -> str:
 def make_judge(
     proto: onnx.ModelProto, wish: QuantizationRequest, split: SampleSplit, progress: Progress | None
 ) -> tuple[accuracy.AccuracyJudge, accuracy.Outputs, list[str]]:
-    """Build the judge of a quantized file, with a float64 reference as far as time allows.
+    """Build the `AccuracyJudge` of a quantized file. The reference is float64 if the time allows it.
 
     Returns:
-        the judge, the float32 file's outputs on the judging samples, and notes.
+        the judge, the outputs of the float32 file on the judging samples, and notes.
     """
     from ..runtimes.onnx_float64 import OnnxFloat64Runner
 
@@ -384,7 +384,7 @@ def model_bytes(proto: onnx.ModelProto) -> int:
 
 
 def recorded_or_declared_inputs(proto: onnx.ModelProto, inputs: Sequence[InputSpec]) -> Sequence[InputSpec]:
-    """Return the inputs that samples are checked against.
+    """Return the specs of the inputs, against which samples are checked.
 
     Returns:
         ``inputs`` from the file's record, or else the inputs that the file declares.

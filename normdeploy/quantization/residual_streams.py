@@ -1,15 +1,15 @@
-"""Trace a stream: the tensors that one linear map of the last axis would reach, with their writers and readers.
+"""Trace a stream: the tensors that have to be changed together if a linear map T is applied to one of them.
 
-A map T of rows that is applied to one of these tensors must be applied to all of them. Ops that commute with T carry it
-on:
+T maps rows, which lie along the last axis. If T is applied to one tensor of a stream, it must be applied to all tensors
+of the stream. The following ops commute with T, so their inputs and results belong to one stream:
 
 - sums;
-- views that keep the stream's rows together;
+- views that keep the rows whole;
 - ops that pick, move or mix other axes;
 - products by numbers that do not vary along the last axis.
 
-Linear layers that write the stream, embedding tables and constants absorb T. Linear layers that read it absorb the
-inverse. Any other op is a refusal that names it.
+Linear layers that write the stream, embedding tables and constants absorb T. Linear layers that read the stream absorb
+the inverse of T. If any other op reads or writes the stream, the trace fails, and the refusal names the op.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..norms.norm_table import DEFAULT
 from ..storage.onnx_domains import is_standard
 from .linear_layers import find_linear_layers
 
-# RMS norms with one input besides the scale, as files write them without a domain.
+# RMS norms with one input and a scale, in the default domain
 RMS = frozenset(op for op, row in DEFAULT.items() if row.kind == "RMSNorm" and row.inputs == ("X", "scale"))
 NORMS = RMS | {"LayerNormalization"}
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
@@ -36,15 +36,16 @@ _SUMS = frozenset({"Add", "Sub", "Sum"})
 
 @dataclass
 class ResidualStream:
-    """Tensors of a stream, and the nodes that read and write it, by id.
+    """Tensors of a stream, and the nodes that read and write them. The keys of all mappings are ids.
 
     Attributes:
-        writers: linear layers that write it, by their node.
-        readers: linear layers that read it, by their node.
-        tables: Gathers of rows of a constant.
-        carriers: nodes that carry the map on, with the indices of their constant inputs.
-        norms: norms that read it.
-        widths: run lengths; each last axis is a whole number of runs.
+        writers: linear layers that write the stream, by their node.
+        readers: linear layers that read the stream, by their node.
+        tables: Gathers that pick rows of a constant.
+        carriers: nodes that commute with T, with the indices of their constant inputs.
+        norms: norms that read the stream.
+        widths: lengths of the runs of elements that T maps. A run is a part of a row: the size of each last axis is a
+            multiple of the run's length.
     """
 
     tensors: dict[int, gs.Tensor] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class LinearLayers:
         )
 
     def update_layers(self, nodes: Sequence[gs.Node]) -> None:
-        """Register layers that replaced others."""
+        """Register the layers of nodes that replaced other nodes."""
         for node in nodes:
             linear = constant_linear_of(self.graph, node)
             if isinstance(linear, ConstantLinear):
@@ -100,11 +101,12 @@ def trace_stream(layers: LinearLayers, stream: ResidualStream, seed: gs.Tensor, 
     """Add to ``stream`` everything that a map of the last axis of ``seed`` reaches.
 
     Args:
-        through: norms carry the map on, as an RMS norm without gamma does with an isometry, and linear layers may read
-            the stream. Otherwise only norms may read it, and their results are not part of it.
+        through: True if norms commute with T, such as an RMS norm without gamma with an isometry. Then the results of
+            norms belong to the stream, and linear layers may read it. If False, only norms may read the stream, and
+            their results do not belong to it.
 
     Raises:
-        RefusedError: a node does not accept the map; ``stream`` holds the tensors and nodes reached so far.
+        RefusedError: a node does not commute with T and can't absorb it. ``stream`` contains what was traced so far.
     """
     _StreamTraversal(layers, stream, through).traverse(seed)
 
@@ -209,10 +211,10 @@ class _StreamTraversal:
             self.left.append(node.outputs[0])
 
     def _visit_carrier(self, node: gs.Node, t: gs.Tensor | None = None) -> None:
-        """Add the tensors that ``node`` connects.
+        """Add the inputs and results of ``node`` that belong to the stream.
 
         Args:
-            t: tensor of the stream that the node reads; None if the node's result was reached.
+            t: tensor of the stream that the node reads; None if the trace reached the node from its result.
         """
         if id(node) in self.stream.carriers:
             inputs: Sequence[int] = self._carried_inputs(node)
@@ -228,18 +230,18 @@ class _StreamTraversal:
             raise RefusedError(f"{describe_node(node)} does not read it row by row")
 
     def _carried_inputs(self, node: gs.Node) -> Sequence[int]:
-        """Return the indices of the inputs that carry the map through ``node``.
+        """Return the indices of the inputs of ``node`` that belong to the stream.
 
         Raises:
-            RefusedError: the node does not commute with the map.
+            RefusedError: the node does not commute with T.
         """
         graph = self.layers.graph
         op = node.op
         out = graph.shape(node.outputs[0]) or ()
         refused = RefusedError(f"{describe_node(node)} does not commute with it")
         known = [graph.shape(t) for t in node.inputs]
-        # A factor or summand of unknown rank may vary along the channels, so it does not count as a single
-        # number. For all other ops only the first input is data.
+        # A factor or summand of unknown rank may vary along the channels, so it does not count as a single number. All
+        # other ops have only one data input, the first.
         if op in (*_SUMS, "Mul", "Div", "MatMul", "Concat"):
             read = node.inputs
         else:
@@ -264,13 +266,13 @@ class _StreamTraversal:
             ):
                 raise RefusedError(f"{describe_node(node)} multiplies it by a tensor that varies along its channels")
             return wide
-        # A product from the left mixes rows, not channels.
+        # A product with a matrix on the left mixes rows, not channels.
         if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:
             return (1,)
         if op == "Attention":
             return self._attention_inputs(node)
         if op in VIEWS:
-            # Row-major order stays; the widths show that runs are not cut.
+            # A Reshape keeps the row-major order. The check of the widths ensures that it cuts no run.
             return (0,)
         if shapes[0]:
             axis = int(node.attrs.get("axis", 0)) % len(shapes[0])
@@ -292,17 +294,17 @@ class _StreamTraversal:
         return (0,)
 
     def _keeps_last_axis(self, node: gs.Node, rank: int) -> bool:
-        """Return True if a Slice leaves the last axis whole."""
+        """Return True if a Slice does not cut the last axis."""
         if node.op != "Slice" or len(node.inputs) < 4:
             return False
         axes = self.layers.graph.known_value(node.inputs[3])
         return axes is not None and all(int(a) % rank != rank - 1 for a in axes.reshape(-1))
 
     def _attention_inputs(self, node: gs.Node) -> Sequence[int]:
-        """Check that an Attention is linear in its values, head by head if one axis holds several heads.
+        """Check that an Attention is linear in its values. If one axis contains several heads, check it per head.
 
         Returns:
-            the index of the values.
+            the index of the input with the values.
         """
         graph = self.layers.graph
         if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]) or any(
@@ -332,6 +334,6 @@ def describe_node(node: gs.Node) -> str:
     """Describe a node by its op and its name.
 
     Returns:
-        the op, and the node's name or that of its first result.
+        the op, and the name of the node or of its first result.
     """
     return f"{node.op} {node.name or node.outputs[0].name!r}"

@@ -1,4 +1,5 @@
-"""Express the weight of a linear op with rotated results or inputs, or with results whose mean is subtracted.
+"""Express the constants of a linear op if its results or inputs are rotated, or if the mean of its results is
+subtracted.
 
     results   lin'(x) = lin(x)·A/√k        W' = W·A/√k, c' = c·A/√k
 
@@ -6,9 +7,10 @@
 
     mean      lin'(x) = lin(x) − mean      W' = W − the mean of each row, c' = c − mean(c)
 
-This is for rows x and weights with inputs on the first axis. Each identity holds for any matrix A of whole numbers and
-any k > 0, and is proved so: the elements of A are variables. √k is the positive root; in the field it is one element
-whose square is k. These proofs do not show that two such matrices are inverse: see `normdeploy.proof.lemmas.isometry`.
+Here x is a matrix of rows, and the first axis of the weight W is its inputs. Each identity holds for any matrix A of
+integers and any k > 0. It is proved in this generality: in a proof, the elements of A are variables. √k is the positive
+root; in the finite field of the proofs, it is an element whose square is k. These proofs do not show that a rotation
+and its inverse cancel, which `normdeploy.proof.lemmas.isometry` shows.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class RotationConstants(ComputedConstants):
     Attributes:
         weight: computed weight.
         bias: computed bias; None if there is none.
-        side: side of the matrix; None if the mean of the results is subtracted.
-        turn: node whose input 1 is the matrix A of whole numbers; None without a matrix.
+        side: "output" or "input" for rotated results or inputs; None if the mean of the results is subtracted.
+        turn: node whose second input is the matrix A of integers; None if there is no matrix.
         square: k.
     """
 
@@ -50,7 +52,7 @@ class RotationConstants(ComputedConstants):
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
-        """Return the node that holds the matrix, if there is one."""
+        """Return the node that reads the matrix A; empty without a matrix."""
         if self.turn is None:
             return ()
         return (self.turn,)
@@ -71,10 +73,10 @@ class RotationConstants(ComputedConstants):
         """Return the function of the op with its input or its results rotated.
 
         Args:
-            before: the function of the original op, of one input.
+            before: function of the original op, with one input.
 
         Returns:
-            a function of the interpreter and the input.
+            a function that takes the interpreter and the input.
         """
 
         def rotated_side(m: ProofInterpreter, leaves: Sequence[Value]) -> list[Value]:
@@ -101,10 +103,10 @@ class RotationConstants(ComputedConstants):
         return a
 
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
-        """Evaluate the computed constants as expressions of the original ones.
+        """Evaluate the computed constants as expressions of the original constants.
 
         Args:
-            absolute: take magnitudes and add them, for a bound of the rounding error.
+            absolute: replace each term of a sum by its magnitude, to bound the rounding error.
 
         Returns:
             id of the constant → its value.
@@ -150,11 +152,11 @@ def contract_axis(m: ProofInterpreter, x: Value, axis: int, a: Value, over: int)
     """Sum axis ``axis`` of ``x`` against axis ``over`` of the matrix ``a``.
 
     Returns:
-        ``x`` with the other axis of ``a`` in place of the summed one.
+        ``x`` with the other axis of ``a`` instead of the summed axis.
     """
     left = x.with_axes((*x.axes[: axis + 1], (), *x.axes[axis + 1 :]))
     rows = (a.axes[0], a.axes[1])
-    # The summed axis must come first.
+    # The summed axis of the matrix must be its first axis.
     if over:
         cut = len(a.axes[0])
         order = [0, *range(1 + cut, 1 + len(a.atoms)), *range(1, 1 + cut)]

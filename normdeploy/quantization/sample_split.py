@@ -1,4 +1,4 @@
-"""Split the user's samples: one part calibrates, the other judges, and no sample does both."""
+"""Split the user's samples into calibration samples and judging samples, on which metrics are measured."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..types import Arrays, PathLike
 
 @dataclass(frozen=True)
 class SampleSplit:
-    """Feeds of the two parts, name → [samples, ...]."""
+    """Inputs of the two parts, each a mapping name → [samples, ...]."""
 
     calibrating: tuple[dict[str, np.ndarray], ...]
     judging: tuple[dict[str, np.ndarray], ...]
 
     @property
     def sample_counts(self) -> tuple[int, int]:
-        """Return the numbers of calibrating and of judging samples."""
+        """Return the number of calibration samples and the number of judging samples."""
         a, b = (sum(_row_count(feeds) for feeds in part) for part in (self.calibrating, self.judging))
         return a, b
 
 
 def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequence[InputSpec]) -> SampleSplit:
-    """Split samples: every second batch calibrates, the others judge.
+    """Split samples: every second batch is used for calibration, and the other batches for judging.
 
-    A single batch is split in two if the model's batch size is open.
+    A single batch is split in two if the model's batch size is dynamic.
 
     Args:
         given: .npz files, folders of these, or arrays by name; each array holds one input of many samples along its
@@ -45,11 +45,11 @@ def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequenc
         the two parts.
 
     Raises:
-        InputError: there is only one sample. Or the samples lack an input, do not fit, hold a NaN or an infinity, or
-            are all the same number.
+        InputError: there is only one sample. Or the samples lack an input, do not fit the model, contain a NaN or an
+            infinity, or consist of one repeated number.
     """
     cases = _load_cases(given, inputs)
-    # Split the batch in halves, if the model takes any batch size.
+    # Split the only batch into halves, if the model accepts any batch size.
     if len(cases) == 1:
         feeds = cases[0].make()
         rows = _row_count(feeds)
@@ -85,7 +85,7 @@ def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Input
             cases += batch_cases(f"mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
         else:
             if not os.path.isdir(item):
-                # Read it here first, so that errors name it as calibration data.
+                # Read the file here first, so that error messages about it say that it is calibration data.
                 read_npz(item)
             cases += open_dataset(item, model)
     return cases

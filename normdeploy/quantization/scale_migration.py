@@ -1,17 +1,18 @@
-"""Move scales and shifts into linear layers before anything is rounded, each move proved (`normdeploy.proof`).
+"""Move scales and shifts into linear layers before quantization; each move is proved (`normdeploy.proof`).
 
-A norm's gamma and beta give each channel of its result a range of its own, but an activation has only one scale. With n
-= (x − mean)/sqrt(var + ε) and any s > 0 for each channel,
+A norm's gamma and beta give the channels of its result different ranges, but a quantized activation has only one scale.
+Let n = (x − mean)/sqrt(var + ε), and choose any s > 0 for each channel. Then
 
     γ∘n + β = y            W·y + c = (W·diag(γ·s))·(n/s) + (c + W·β)
 
-So the linear layer reads n/s, which the norm writes with gamma 1/s, and absorbs the rest into its weight and bias.
-Other readers of y (a residual, an output, another op) read (n/s)·(γ·s) + β. With s = 1 the channels of n have the same
-variance. Another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
-weights. There 1/s is stored exactly, and γ∘s is rounded once (`smoothing.smoothing_factors`).
+So the norm computes n/s with gamma 1/s, and the linear layer reads n/s. The layer's weight and bias absorb γ·s and β.
+All other readers of y (a residual, an output, another op) read (n/s)·(γ·s) + β. With s = 1, all channels of n have the
+same variance. Any other s (SmoothQuant, Xiao et al., arXiv 2211.10438) makes the range of the activations smaller and
+the range of the weights larger, or the reverse. In this case 1/s is stored exactly, and γ∘s is rounded once
+(`normdeploy.quantization.smoothing.smoothing_factors`).
 
-Without a norm, the same is written as two ops before the layer, (y − shift)/s, with the shift of the channels (Wei et
-al., Outlier Suppression+, arXiv 2304.09145).
+If no norm precedes the layer, two ops before the layer compute (y − shift)/s, with one shift per channel (Wei et al.,
+Outlier Suppression+, arXiv 2304.09145).
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class InputCondition:
     """Shift and scale of a tensor that linear layers read: (y − shift)/scale over its channels.
 
     Attributes:
-        scale: [channels]; behind a norm, 1/scale must be exact in float32.
+        scale: [channels]. After a norm, float32 must represent 1/scale exactly.
         shift: [channels]; None for no shift.
         kind: kind of the migration, "smooth" or "shift".
         alpha: SmoothQuant's α; None for other factors.
-        reach: quantize the result for the range from −reach to reach; None takes the range of the samples.
-        recentred: bool [channels], True if the bias takes back the channel's shift by the rounded weight
-            (`bias_corrections`); None for all channels.
+        reach: the range for quantization is from −reach to reach; None to use the range of the samples.
+        recentred: bool [channels], True if the bias compensates the channel's shift with the rounded weight
+            (`bias_corrections`). None means True for all channels.
     """
 
     scale: np.ndarray
@@ -66,7 +67,7 @@ class _MigrationPass:
     rewriter: Rewriter
     conditions: Mapping[str, InputCondition]
     migrations: list[Migration] = field(default_factory=list)
-    # Copies of views, by the ids of their new input and of the original view; all layers share them.
+    # (id of the new input, id of the original view) → copy of the view, which all layers share.
     views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)
 
     @property
@@ -96,13 +97,13 @@ class _MigrationPass:
 def migrate_scales(
     proto: onnx.ModelProto, conditions: Mapping[str, InputCondition] | None = None, idle: Collection[str] = ()
 ) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
-    """Move the scale and shift of each norm into the linear layers behind it.
+    """Move the scale and shift of each norm into the linear layers after it.
 
     Args:
         proto: a float32 model with its weights; not changed.
-        conditions: extra scale and shift by the name of the tensor that the layers read. Other tensors are migrated
-            unchanged if a norm computes them.
-        idle: results of layers that stay float; tensors that only these layers read are left unchanged.
+        conditions: additional scale and shift, by the name of the tensor that the layers read. If a norm computes a
+            tensor without a condition, the norm's scale and shift are moved with s = 1.
+        idle: results of layers that stay float. Tensors that only these layers read are not changed.
 
     Returns:
         the model, and a record of each migration, made or refused.
@@ -118,10 +119,10 @@ def migrate_scales(
 
 
 def migrate_norm_scales(rewriter: Rewriter, results: Collection[int]) -> list[Migration]:
-    """Migrate as `migrate_scales` does, in a graph that is being rewritten, and only norms with given results.
+    """Do the same as `migrate_scales`, but only for some norms of a graph that is already being rewritten.
 
     Args:
-        results: ids of the norms' results.
+        results: ids of the results of the norms to migrate.
 
     Returns:
         a record of each migration, made or refused.
@@ -175,7 +176,7 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
         return
     _move_into_each(work, y, nodes, condition, lambda linear: _fold_affine(work, affine, linear))
     if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
-        # No layer absorbed anything, so the norm is one node again, as in the file.
+        # No layer absorbed the scale or shift, so write the norm as one node again, as in the file.
         same = graph.make_node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
         with contextlib.suppress(RefusedError):
             work.replace_output(y, [same])
@@ -184,7 +185,9 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
 
 
 def _as_initializer(graph: Graph, t: gs.Tensor) -> gs.Tensor:
-    """Replace the result of a Constant node by an initializer, because unread Constant nodes are removed.
+    """Replace the result of a Constant node by an initializer.
+
+    The Constant node would be removed once no other node reads it.
 
     Other tensors are returned as they are.
     """
@@ -194,9 +197,9 @@ def _as_initializer(graph: Graph, t: gs.Tensor) -> gs.Tensor:
 
 
 def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) -> None:
-    """Let readers of the shape of ``y`` read the shape of ``z``.
+    """Make the readers of the shape of ``y`` read the shape of ``z``.
 
-    The shapes are equal, and ``y`` need not be computed for its shape alone.
+    The two shapes are equal. Without this change, ``y`` would still be computed, only for its shape.
     """
     graph = work.graph
     if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
@@ -223,7 +226,7 @@ def _move_into_each(
     condition: InputCondition | None,
     move: Callable[[ConstantLinear], Certificate],
 ) -> None:
-    """Call ``move`` for each layer and record the outcome."""
+    """Call ``move`` for each layer, and record each success or refusal."""
     if condition is None:
         kind = "gamma and beta"
     else:
@@ -243,10 +246,10 @@ def _move_into_each(
 
 
 def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition: InputCondition | None) -> bool:
-    """Write a norm's gamma and beta as a Mul and an Add behind it.
+    """Write a norm's gamma and beta as a Mul and an Add after the norm.
 
     Returns:
-        False if there was nothing to write.
+        False if the norm has no gamma and beta to separate.
 
     Raises:
         RefusedError: they can't be separated.
@@ -295,7 +298,7 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
 
 
 def _quotient_expression(graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant) -> FoldExpressions:
-    """Express the factor of ``scaled`` before rounding: gamma divided by the scale that the norm is written with."""
+    """Express the factor of ``scaled`` before rounding: the original gamma divided by the norm's new gamma."""
     z, factor = scaled.inputs
     divided = graph.make_node("Div", [z, inverse], z)
     end = graph.make_node(

@@ -1,15 +1,15 @@
 """Choose scales and shifts for inputs of linear layers that make the quantization error smallest.
 
-Candidates are tried on rows that calibration saw. For each group of layers that read one tensor, the error of their
-products is measured without factors and with factors for each channel. The factors are s = max|x|^α / max|W|^(1 − α),
-for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). After a norm the factors cost nothing at run time, because
-they are folded into it. Elsewhere they take one or two ops before the layer, and are written only if they remove a
-quarter of the error.
+Candidates are tried on rows of the calibration samples. The layers that read one tensor form a group. For each group,
+the error of the layers' products is measured twice: without factors, and with one factor s per channel. The factors are
+s = max|x|^α / max|W|^(1 − α), for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). After a norm, factors cost
+nothing at run time, because the norm absorbs them. Elsewhere they need one or two ops before the layer. There they are
+used only if they remove a quarter of the error.
 
 If a layer reads symmetric integers and no norm precedes it, factors from the range of each channel are tried too
-(`factors_from_ranges`): then (x − c)/s has the same range in all channels. The samples show little of each channel, and
-values outside a channel's range cost more than all rounding. So the ranges are wider than observed. The error on rows
-of other samples decides by how much.
+(`factors_from_ranges`). With the factors s and shifts c, (x − c)/s has the same range in all channels. A few samples do
+not show the whole range of a channel, and values outside the range cause a larger error than rounding. So the ranges
+are made wider than observed. The error on rows of other samples decides how much wider.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize
 from .scale_migration import InputCondition
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Largest share of the error that may remain: directly after a norm (True), and elsewhere (False).
+# Whether the tensor comes directly from a norm → largest share of the error that may remain, so that a change is worth
+# its cost.
 _WORTH = {True: 0.95, False: 0.75}
-# Minimum number of rows; fewer say nothing about the error.
+# Minimum number of rows; the error can't be estimated from fewer rows.
 _FEWEST = 16
-# On inputs that `gptq` did not see, it leaves this share of the variance that rounded weights cause.
+# Share of the error variance of rounded weights that remains after GPTQ, on inputs that GPTQ did not see
 _COMPENSATED = 0.7
-# Number of rows that are rounded and multiplied if no formula gives the error.
+# Number of rows on which the error is measured, for formats without a formula for the error
 _SIMULATED = 512
-# Smallest factor as a share of the largest.
+# Smallest factor, as a share of the largest factor
 _FINEST = 2.0**-12
-# Smallest relevant product of a channel and its weights, as a share of the largest; rounding loses smaller ones.
+# A channel is idle if its largest input times its largest weight is below this share of the largest such product.
+# Rounding loses smaller products anyway.
 _IDLE = 2.0**-16
-# Numbers of three binary digits, to be multiplied by a power of two.
+# Numbers of three binary digits; 1/s is such a number times a power of two.
 COARSE = np.arange(4, 9) / 8
-# Smallest scale as a share of the shift; with a smaller one, float32 leaves too few digits of the scaled part.
+# Minimum ratio of scale to shift. With a smaller ratio, float32 leaves too few digits of the scaled part of y.
 _SHOWN = 2.0**-12
 _FEW_ALPHAS = (0.5, 0.7, 0.9)
-# Quantiles of the channels' half widths, used as a lower limit of each half width.
+# Candidates for the lower limit of each channel's half width, as quantiles of the half widths of all channels
 _LEAST = (0.5, 0.8, 0.95)
-# Shares of the median half width that are added to each half width.
+# Candidates for the room that is added to each half width, as shares of the median half width
 _ROOMS = (0.0, 0.5, 1.0)
 
 
-# (least, room) of `factors_from_ranges`, or an alpha, or None for no change.
+# Candidate: (least, room) of `factors_from_ranges`, an alpha of `smoothing_factors`, or None for no change
 Choice = tuple[float, float] | float | None
 
 
@@ -58,7 +60,7 @@ class LayerGroup:
         weights: weight of each layer, float64 [channels, outputs].
         scale: [channels]; None without a norm.
         shift: [channels]; None without a norm.
-        free: True if the norm can absorb any factor at no cost.
+        free: True if a norm precedes the layers and can absorb any factor at no cost.
     """
 
     tensor: str
@@ -86,9 +88,9 @@ class LayerFormats:
 class SeenRows:
     """Rows of a layer's input, with the ranges of its channels.
 
-    The error of each row counts relative to the length of its product, because the next norm in the model brings all
-    rows to the same length. For a few tokens, a channel is a hundred times as large as for all others (Sun et al.,
-    Massive Activations, arXiv 2402.17762).
+    The error of each row is divided by the length of the row's product, because the next norm in the model brings all
+    rows to the same length. Without this division, a few tokens would dominate: in some channels, their values are a
+    hundred times as large as the values of all other tokens (Sun et al., Massive Activations, arXiv 2402.17762).
 
     Attributes:
         rows: [rows, channels].
@@ -113,7 +115,7 @@ class SeenRows:
     def crossed(self, first: slice, second: slice) -> list[SeenRows]:
         """Combine each half of the rows with the ranges of the other half.
 
-        This estimates the error for values that calibration did not see, which the ranges must not cut off.
+        This estimates the error for values that calibration did not see, which may lie outside the ranges.
 
         Returns:
             all rows with their own ranges, then each half with the ranges of the other half.
@@ -137,8 +139,8 @@ def choose_condition(
         block: input channels that share a scale of the weight; 0 for one scale per output channel.
 
     Returns:
-        the condition; None if no scale or shift is worth its cost. Gamma and beta of a norm may still move into the
-        weights.
+        the condition; None if no scale or shift is worth its cost. Even if the result is None, gamma and beta of a norm
+        may be moved into the weights.
     """
     rows, low, high = seen.rows.astype(np.float64), seen.low.astype(np.float64), seen.high.astype(np.float64)
     w = np.concatenate(group.weights, axis=1)
@@ -188,8 +190,8 @@ def undo_affine(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Recover n from y = scale·n + shift.
 
-    If a channel's scale is close to zero compared with its shift, y does not reveal n. The rows of n are then taken as
-    0, with the range |n| ≤ √C for C channels, because Σ n² ≤ C.
+    If a channel's scale is close to zero relative to its shift, n can't be computed from y. The rows of n are then set
+    to 0 in this channel, with the range |n| ≤ √C for C channels, because Σ n² ≤ C.
 
     Args:
         rows: rows of y, [rows, channels].
@@ -208,7 +210,7 @@ def undo_affine(
 
 
 def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) -> InputCondition | None:
-    """Give each channel its own range if that removes a quarter of the error.
+    """Choose a condition that gives each channel its own range, if it removes a quarter of the error.
 
     To measure the error, each half of the rows is quantized with the ranges of the other half.
     """
@@ -222,7 +224,8 @@ def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) 
     errors = {choice: choice_error(choice) for choice in (*wide, *_FEW_ALPHAS)}
     best = min(wide, key=lambda choice: errors[choice])
     narrow = min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
-    # Factors from an alpha leave less room for values that were not seen, so they must be better by a quarter.
+    # Factors from an alpha leave less room for unseen values, so they are used only if their error is smaller by a
+    # quarter.
     if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):
         best = narrow
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
@@ -236,12 +239,15 @@ def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) 
 
 
 def _is_nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return bool [channels]: the root mean square of x is at most that of x − c."""
+    """Return bool [channels]: True if the root mean square of x is at most the root mean square of x − c."""
     return np.asarray((rows**2).mean(0) <= ((rows - c) ** 2).mean(0))
 
 
 def _range_error(part: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFormats) -> float:
-    """Compute the mean square error of the products: measured for rounded inputs, expected for rounded weights."""
+    """Compute the mean square error of the products.
+
+    The error from rounded inputs is measured, whereas the error from rounded weights is an expected value.
+    """
     assert formats.activation is not None
     s, c, reach = _factors_and_shifts(part, w, choice, formats)
     z = ((part.rows - c) / s).astype(np.float32)
@@ -257,8 +263,8 @@ def _factors_and_shifts(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Compute factors, shifts and reach for a choice.
 
-    A pair takes them from `factors_from_ranges`, an alpha from `smoothing_factors`; None leaves the input unchanged. A
-    channel that is never active but has large weights needs an alpha.
+    For a pair, `factors_from_ranges` computes them; for an alpha, `smoothing_factors` does. None leaves the input
+    unchanged. An alpha suits a channel that is never active but has large weights.
     """
     activation, low, high = formats.activation, known.low, known.high
     assert activation is not None
@@ -272,7 +278,7 @@ def _factors_and_shifts(
 
 
 def _align_shifts_to_codes(c: np.ndarray, s: np.ndarray, reach: float, activation: CodeFormat) -> np.ndarray:
-    """Round shifts ``c`` so that zero is a code in every channel."""
+    """Round the shifts ``c`` so that a code represents zero in every channel."""
     code = s * step_for_range(-reach, reach, activation).scale
     return np.asarray((np.rint(c / code) * code).astype(np.float32), np.float64)
 
@@ -282,18 +288,19 @@ def factors_from_ranges(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Compute factors s and shifts c that give each channel of (x − c)/s the same range.
 
-    Zero is a code in every channel, so values that an activation such as GELU switched off stay exact. If a few tokens
-    have massive activations in a channel, the channel's value is switched off in nearly all other rows.
+    A code represents zero exactly in every channel. So the zeros of an activation such as GELU stay exact. This matters
+    for channels in which a few tokens have massive activations, because these channels are zero in nearly all other
+    rows.
 
     Args:
         low: minimum of each channel.
         high: maximum of each channel.
-        least: quantile of the half widths that is the lower limit of each half width (`_LEAST`).
-        room: share of the median half width that is added to each half width (`_ROOMS`).
+        least: lower limit of each half width, as a quantile of the half widths (`_LEAST`).
+        room: room that is added to each half width, as a share of the median half width (`_ROOMS`).
         activation: format of the input.
 
     Returns:
-        s, c, and r: the values of (x − c)/s from −r to r are in range.
+        s, c, and the r for which the range of (x − c)/s is from −r to r.
     """
     half = (high - low) / 2
     wide = np.maximum(half, np.quantile(half, least)) + room * float(np.median(half))
@@ -302,17 +309,17 @@ def factors_from_ranges(
         return np.ones_like(half), np.zeros_like(half), 0.0
     wide = np.maximum(wide, reach * _FINEST)
     s = (wide / reach).astype(np.float32).astype(np.float64)
-    # No range needs to reach below the smallest value of all channels.
+    # A range need not reach below the smallest value of all channels.
     middle = np.maximum((low + high) / 2 - wide, low.min()) + wide
     return s, _align_shifts_to_codes(middle, s, reach, activation), reach
 
 
 def expected_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> float:
-    """Compute the error of `relative_error` for integers by formulas, without rounding every product.
+    """Estimate the error that `relative_error` measures, for integers, by formulas instead of rounding all numbers.
 
-    Rounding is a noise of step²/12 that is independent of the other numbers (Widrow, Kollar, Quantization Noise, 2008),
-    and values beyond the range are cut off. The error from the mean of the inputs is left out: all rows share the mean,
-    so GPTQ removes this error first.
+    Rounding is treated as noise of variance step²/12 that is independent of the numbers (Widrow, Kollar, Quantization
+    Noise, 2008). Values beyond the range are clipped. The error from the mean of the inputs is left out, because all
+    rows share the mean and GPTQ removes this error.
 
     Returns:
         the relative root mean square error of the products.
@@ -334,7 +341,7 @@ def expected_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> floa
 def _weight_error(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: CodeFormat) -> float:
     """Compute the mean square error of the products from rounded weights, each row weighted by its ``share``."""
     steps = np.abs(w).max(0).astype(np.float64) / weight.high
-    # A weight that rounds to 0 loses its own value.
+    # The error of a weight that rounds to 0 is its value, which may be less than the noise.
     lost = np.minimum(steps**2 / 12, np.square(w, dtype=np.float64)).sum(1)
     spread = share @ np.square(z - z.mean(0)) / len(z)
     return _COMPENSATED * float(spread @ lost)
@@ -345,7 +352,7 @@ def _smoothing_factors_and_shift(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute factors and shifts over the channels, as numbers of float32.
 
-    The shift is 0 for ``shift`` "", and the factors are 1 for ``alpha`` None.
+    The shift is 0 if ``shift`` is "". The factors are 1 if ``alpha`` is None.
     """
     if shift:
         c = (low + high) / 2
@@ -360,17 +367,18 @@ def _smoothing_factors_and_shift(
 def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) -> np.ndarray:
     """Compute the factors max|x|^α / max|W|^(1 − α), scaled so that the largest is 1.
 
-    For channels that hardly contribute to any product, the factor keeps the inputs and weights within the range of the
-    other channels.
+    For idle channels, which hardly contribute to any product, the factor keeps inputs and weights within the range of
+    the other channels.
 
     Args:
         x: largest magnitude of each channel.
         w: largest magnitude of each channel's weights.
-        coarse: round 1/s to three binary digits, which a norm's gamma can store without rounding, in half precision
-            too.
+        coarse: True to round 1/s to three binary digits. A norm's gamma can store such a number exactly, even in half
+            precision.
 
     Returns:
-        s as float64 [channels]: exact in float32; if ``coarse``, 1/s has three binary digits instead.
+        s as float64 [channels]. float32 represents s exactly, unless ``coarse`` is set; then 1/s has three binary
+        digits.
     """
     size = x * w
     tiny = np.finfo(np.float32).tiny
@@ -386,13 +394,13 @@ def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) 
     if not coarse:
         return s.astype(np.float32).astype(np.float64)
     fraction, exponent = np.frexp(1 / s)
-    # Choose the nearest value by ratio, not by difference.
+    # Choose the value of `COARSE` that is nearest by ratio, not by difference.
     bounds = np.sqrt(COARSE[:-1] * COARSE[1:])
     return np.asarray(1 / np.ldexp(COARSE[np.searchsorted(bounds, fraction)], exponent))
 
 
 def row_lengths(products: np.ndarray) -> np.ndarray:
-    """Compute the length of each row; lengths near zero are raised to a thousandth of the mean.
+    """Compute the length of each row; smaller lengths are raised to a thousandth of the mean length.
 
     Returns:
         [rows].
@@ -402,7 +410,9 @@ def row_lengths(products: np.ndarray) -> np.ndarray:
 
 
 def relative_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> float:
-    """Compute the root of the mean over the rows of ‖x'·W' − x·W‖² / length², with one range of x for all channels.
+    """Measure the relative error of the products, with one range of x for all channels.
+
+    The error is the root of the mean over the rows of ‖x'·W' − x·W‖² / length², where x' and W' are rounded.
 
     Returns:
         the error.

@@ -1,6 +1,7 @@
-"""Write a map of the last axis into all writers of a closed stream, and its inverse into all readers.
+"""Merge a map of rows into the weights of all writers of a closed stream, and its inverse into the weights of all
+readers.
 
-Each edit is proved by itself (docs/identities.md, "A map of a whole stream").
+Each edit is proved separately. docs/explanation/identities.md, "A map of a whole stream", explains why this suffices.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ FLOAT = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class StreamMap:
-    """Map of rows: Q = A/√k applied to consecutive runs of each row; without a matrix, the rows lose their mean.
+    """Map of rows: Q = A/√k, applied to consecutive runs of each row.
+
+    Without a matrix, the map subtracts the mean of each row.
 
     Attributes:
-        run: A, int8 (n, n) of ±1 with A·Aᵀ = k·I; None to subtract the mean.
+        run: matrix A for one run, int8 (n, n) of ±1 with A·Aᵀ = k·I; None to subtract the mean.
         k: square of the divisor √k.
     """
 
@@ -44,10 +47,10 @@ class StreamMap:
     k: int = 1
 
     def full_matrix(self, width: int) -> np.ndarray:
-        """Build A for rows of ``width``.
+        """Build the matrix for rows of ``width``.
 
         Returns:
-            block-diagonal int8 (width, width).
+            int8 (width, width), with a block A for each run on the diagonal.
         """
         assert self.run is not None
         return np.kron(np.eye(width // len(self.run), dtype=np.int8), self.run)
@@ -83,9 +86,10 @@ def propose_nodes(
     pairs: tuple[ResultPair, ...] = (),
     expressions: ComputedConstants | None = None,
 ) -> Proposal:
-    """Propose ``nodes`` in place of the nodes that compute ``out``.
+    """Propose ``nodes`` instead of the nodes that compute ``out``.
 
-    Without ``pairs``, ``nodes`` are the original ones with other constants, which were proved already.
+    Without ``pairs``, ``nodes`` must be the original nodes with other constants, and these constants must be proved
+    already.
 
     Returns:
         the proposal.
@@ -121,10 +125,12 @@ def prove_nodes(
 
 
 def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
-    """Find the bias of a layer as `ConstantLinear.write_nodes` writes it; a MatMul's bias is in the Add behind it.
+    """Find the bias of a layer that `ConstantLinear.write_nodes` wrote.
+
+    A MatMul's bias is an input of the Add after it.
 
     Returns:
-        the bias; None if there is none.
+        the bias; None if the layer has no bias.
     """
     if len(made) > 1:
         return made[1].inputs[1]
@@ -135,7 +141,10 @@ def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
 
 @dataclass
 class StreamEdits:
-    """Edits of one stream: all are proved before any is applied, so a stream is mapped as a whole or not at all."""
+    """Edits of one stream.
+
+    All edits are proved before the first is applied, so a stream is mapped completely or not at all.
+    """
 
     rewriter: Rewriter
     layers: LinearLayers
@@ -180,7 +189,10 @@ class StreamEdits:
                 yield self._edit_carrier(node, at)
 
     def _is_inverse(self) -> bool:
-        """Return True if the readers' matrices undo the writers'; checked on the matrices that the proofs refer to."""
+        """Return True if the matrices of the readers undo the matrices of the writers.
+
+        The check uses the matrices to which the proofs refer.
+        """
         if self.map.run is None:
             return True
         held: dict[str, dict[int, np.ndarray]] = {"output": {}, "input": {}}
@@ -195,7 +207,7 @@ class StreamEdits:
         )
 
     def apply_edits(self, more: Sequence[DecidedProposal] = ()) -> Certificate:
-        """Apply the proved edits, and ``more``.
+        """Apply the proved edits, then ``more``.
 
         Returns:
             the certificate of all edits together.
@@ -208,7 +220,7 @@ class StreamEdits:
         return _combine_all_certificates(self._certificates)
 
     def _edit_layer(self, linear: ConstantLinear, side: Literal["output", "input"] | None) -> DecidedProposal:
-        # The rows of the weight are its input channels.
+        # True if the rows of the weight are its input channels
         rows = not linear.is_transposed
         w = linear.w
         c = linear.c
@@ -227,7 +239,7 @@ class StreamEdits:
         made = require_success(linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT))
         stored = made[0].inputs[linear.weight]
         held = (id(linear.node.inputs[linear.weight]), side or "", rows)
-        # A weight that several layers share stays shared.
+        # Layers that share a weight also share the new weight.
         made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)
         bias = layer_bias(made)
         if side is None:
@@ -244,10 +256,12 @@ class StreamEdits:
         return decided
 
     def matrix_node(self, width: int, side: Literal["output", "input"]) -> gs.Node:
-        """Build a node, which no file holds, that multiplies rows by A, or by its transpose for ``side`` "input".
+        """Build a node that multiplies rows by A, or by the transpose of A for ``side`` "input".
+
+        The node exists only for proofs and is never written to a file.
 
         Returns:
-            the node, one for each width and side.
+            the node; always the same node for one width and side.
         """
         if (width, side) not in self._matrices:
             a = self.map.full_matrix(width)
@@ -271,7 +285,8 @@ class StreamEdits:
     def _map_table(self, t: gs.Tensor) -> gs.Constant:
         """Map the rows of a constant.
 
-        This is proved as a MatMul of any rows by the constant; a Gather takes rows of the unit matrix for them.
+        This is proved as a MatMul of arbitrary rows by the constant. A Gather is such a MatMul, whose left factor
+        consists of rows of the unit matrix.
         """
         if id(t) not in self._tables:
             self._tables[id(t)] = self._map_constant(t)
@@ -301,7 +316,7 @@ class StreamEdits:
 
 
 def _combine_all_certificates(certificates: Sequence[Certificate]) -> Certificate:
-    """Combine certificates into one for all: the probabilities that one of them is wrong add up."""
+    """Combine certificates into one certificate. Their error probabilities add up."""
 
     def combine_two(one: Certificate, other: Certificate) -> Certificate:
         return replace(

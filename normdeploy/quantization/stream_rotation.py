@@ -1,16 +1,16 @@
-"""Rotate residual streams so that no channel is an outlier (`--rotate`), each step proved.
+"""Rotate residual streams so that no channel is an outlier (`--rotate`); each step is proved.
 
 A Hadamard matrix spreads large values of one channel over all channels (QuaRot, Ashkboos et al., arXiv 2404.00456;
-QuIP#, Tseng et al., arXiv 2402.04396). With Q = A/√k, A of ±1, the stream holds x·Q instead of x. Layers that write it
-hold W·Q, layers that read it hold Qᵀ·W, and an RMS norm without gamma commutes with Q. Gammas are moved into the layers
-behind first (`scale_migration`).
+QuIP#, Tseng et al., arXiv 2402.04396). With Q = A/√k, where the elements of A are ±1, the stream holds x·Q instead of
+x. Layers that write the stream get the weight W·Q, and layers that read it get Qᵀ·W. An RMS norm without gamma commutes
+with Q, so gammas are first moved into the layers after the norms (`scale_migration`).
 
 A layer norm equals an RMS norm if its input has zero mean. So the mean is first subtracted in all writers of the stream
-(SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated head by head, by the
-layer that computes them, and back by the layer behind.
+(SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated per head. The layer
+that computes the values also rotates them, and the layer after the attention also rotates the result back.
 
-docs/identities.md, "A map of a whole stream", explains why local proofs suffice; `residual_streams` checks its
-premises.
+docs/explanation/identities.md, "A map of a whole stream", explains why it suffices to prove each edit separately.
+`residual_streams` checks the premises.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .hadamard import largest_order, signed_hadamard
 from .residual_streams import NORMS, RMS, LinearLayers, ResidualStream, describe_node, trace_stream
 from .stream_edits import FLOAT, StreamEdits, StreamMap, prove_nodes
 
-# First opset with RMSNormalization.
+# First opset with RMSNormalization
 OPSET = 23
-# Ops between a Softmax and its product with the values.
+# Ops that may lie between a Softmax and the MatMul with the attention's values
 _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 
 
@@ -48,9 +48,9 @@ _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 class _RotationPass:
     rewriter: Rewriter
     migrations: list[Migration] = field(default_factory=list)
-    # Ids of norms that were examined.
+    # Ids of norms that were already examined
     looked_at: set[int] = field(default_factory=set)
-    # Ids of tensors that were rotated.
+    # Ids of tensors that were already rotated
     turned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class _RotationPass:
         return self.rewriter.graph
 
     def record_outcome(self, kind: str, stream: ResidualStream, done: Certificate | RefusedError) -> None:
-        """Record a success, or a refusal once, even if several norms lead to it."""
+        """Record a success or a refusal. A refusal that several norms share is recorded once."""
         names = tuple(one.out.name for one in (stream.writers | stream.readers).values())
         first = next(iter(stream.tensors.values())).name
         if isinstance(done, Certificate):
@@ -74,10 +74,10 @@ def rotate_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migra
     """Rotate the residual streams of a model and the values of its attentions, if they are closed.
 
     Args:
-        proto: a float32 model with its weights, its norms single nodes; not changed.
+        proto: a float32 model with its weights, in which each norm is a single node; not changed.
 
     Returns:
-        the model, and a record of each stream: how it was centered, moved and rotated, or why not.
+        the model, and records of the changes and refusals of each stream.
 
     Raises:
         GraphError: the model can't be read.
@@ -118,7 +118,10 @@ def _raise_opset_if_unchanged(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
-    """Center the stream that ``norm`` reads if needed, move its gammas, and rotate it."""
+    """Prepare and rotate the stream that ``norm`` reads.
+
+    Center the stream if it has layer norms, and move gammas out of its norms.
+    """
     graph = work.graph
     seed = norm.inputs[0]
     stream = ResidualStream()
@@ -141,10 +144,10 @@ def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
 
 
 def _require_matrix(stream: ResidualStream) -> None:
-    """Check that a Hadamard matrix suits a closed stream, and that linear layers can rotate it back.
+    """Check that a Hadamard matrix fits the width of a closed stream, and that linear layers can rotate it back.
 
     Raises:
-        RefusedError: no matrix suits, a layer both reads and writes the stream, or no layer reads it.
+        RefusedError: no matrix fits, a layer both reads and writes the stream, or no layer reads it.
     """
     common = gcd(*stream.widths)
     if largest_order(common) == 1:
@@ -157,10 +160,11 @@ def _require_matrix(stream: ResidualStream) -> None:
 
 
 def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
-    """Check that only linear layers read a norm with a gamma or beta, because only they can absorb these.
+    """Check that only linear layers read the norms with a gamma or beta, because only linear layers can absorb gamma
+    and beta.
 
     Raises:
-        RefusedError: another node reads the norm.
+        RefusedError: another node reads such a norm.
     """
     for norm in stream.norms.values():
         known = [graph.known_value(t) for t in norm.inputs[1:3] if not t.is_empty()]
@@ -204,7 +208,7 @@ def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
 
 
 def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedProposal:
-    """Rewrite a layer norm of a zero-mean input as an RMS norm, with its gamma and beta as a Mul and an Add."""
+    """Rewrite a layer norm of a zero-mean input as an RMS norm, followed by a Mul for gamma and an Add for beta."""
     graph = work.graph
     x = norm.inputs[0]
     y = norm.outputs[0]
@@ -265,7 +269,7 @@ def _require_no_gammas(graph: Graph, stream: ResidualStream) -> None:
 
 
 def _attention_values(graph: Graph) -> Iterator[gs.Tensor]:
-    """Yield the values of the attentions: of Attention ops, and of MatMuls behind a Softmax."""
+    """Yield the tensors with the values of attentions: of Attention ops, and of MatMuls after a Softmax."""
     for node in graph.nodes:
         if node.op == "Attention" and not node.domain:
             yield node.inputs[2]

@@ -1,7 +1,8 @@
 """Measure scales and shifts with constants, y = a·z + b, in float64, regardless of their spelling.
 
-An eval-mode BatchNorm computes one, as a node or written by hand, possibly with views around it or branches inside it
-(y + y·(γ − 1)). The region f gives b = f(0) and a from f(s) − f(−s); a random input checks both.
+An eval-mode BatchNorm computes such a scale and shift, as one node or written as several. Views may surround the nodes,
+and branches may lie inside them (y + y·(γ − 1)). For a region that computes f, b = f(0), and a follows from f(s) −
+f(−s). A random input checks both.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .anchors import FLOATING, VIEWS, find_narrowing_cast
 
 _PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
 _STEPS = VIEWS | _PLACEWISE
-# Limit of nodes in a scale and shift; a BatchNorm by hand has about six.
+# Maximum number of nodes of a scale and shift; a BatchNorm that is written as separate nodes has about six.
 _LONGEST = 24
 
 
@@ -41,7 +42,7 @@ class AffineChain:
     Attributes:
         scale: a, with as many axes as y and size 1 along axes on which it does not vary.
         shift: b, in the same layout.
-        normalizes: the nodes contain a BatchNormalization or the root of a constant.
+        normalizes: True if the nodes contain a BatchNormalization or the root of a constant.
     """
 
     region: Region
@@ -54,7 +55,7 @@ class AffineChain:
 
     @property
     def nodes(self) -> list[gs.Node]:
-        """Return the region's nodes without those that only compute shapes."""
+        """Return the region's nodes without the nodes that only compute shapes."""
         graph = self.region.graph
         return [n for n in self.region.nodes if not graph.is_shape_valued(n.outputs[0])]
 
@@ -62,10 +63,12 @@ class AffineChain:
 def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | Refusal:
     """Find the scales and shifts that begin with ``start``, longest first.
 
-    A chain counts if it normalizes, or if it scales by more than one number. A lone bias is left to its linear op.
+    A chain is returned if it normalizes, or if it scales by more than one number. A bias without a scale is not
+    returned: it belongs to its linear op.
 
     Returns:
-        an iterator over the chains, empty if none begins here; a refusal for a BatchNormalization in training mode.
+        an iterator over the chains, empty if no chain begins at ``start``. A refusal if ``start`` is a
+        BatchNormalization in training mode.
     """
     nodes, ends = _spread_from(graph, start)
     for node in nodes:
@@ -76,7 +79,7 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
             return Refusal(reason, node.outputs[0].name)
     if not any(_may_scale_channels(graph, n) for n in nodes):
         return iter(())
-    # The chain may begin behind these nodes, which then stay before the scale.
+    # Leading views and Casts need not belong to the chain. If they do not, they stay before the scale.
     outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)
     beginnings = [_data_inputs(graph, n)[0] for n in nodes[: outside + 1]]
     measured = (measure_affine(graph, z, y) for z in beginnings for y in reversed(ends))
@@ -91,7 +94,7 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
 def _may_scale_channels(graph: Graph, node: gs.Node) -> bool:
     """Return True if the node may scale by more than one number.
 
-    Attention's 1/√d, one number behind a bias, does not.
+    For attention's 1/√d, a single number after a bias, the result is False.
     """
     if node.op not in ("Mul", "Div"):
         return node.op == "BatchNormalization"
@@ -103,7 +106,8 @@ def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.T
     """Collect the nodes from ``start`` on that read only z, constants and each other.
 
     Returns:
-        the nodes, and the tensors at which all branches have joined; both empty if the chain begins further up.
+        the nodes, and the tensors at which all branches have joined. Both are empty if the chain begins before
+        ``start``.
     """
     data = _data_inputs(graph, start)
     if len(data) != 1 or not _is_affine_step(graph, start, data[0]):
@@ -121,7 +125,7 @@ def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.T
     nodes = [start]
     inside = {id(z), id(start.outputs[0])}
     ends = []
-    # Tensors with readers that are not collected yet.
+    # Tensors that still have readers outside the collected nodes.
     waiting: list[gs.Tensor] = [start.outputs[0]]
     while len(nodes) < _LONGEST:
         if len(waiting) == 1:
@@ -151,8 +155,8 @@ def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.T
 def _is_affine_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
     """Return True if the node may be part of a scale and shift.
 
-    A Cast to a type narrower than z's may not: everything after it would have to be rounded too. Nor may a Sum with
-    more inputs than the longest chain has nodes.
+    A Cast to a type narrower than z's type must not be part of it, because everything after the Cast would have to be
+    rounded too. A Sum with more than `_LONGEST` inputs must not be part of it either.
     """
     if node.op not in _STEPS or not is_standard(node) or len(node.inputs) > _LONGEST:
         return False
@@ -160,14 +164,14 @@ def _is_affine_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
 
 
 def _data_inputs(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
-    """List the inputs that are neither constants nor computed from shapes alone, as an exporter's Expand of 1 is."""
+    """List the inputs that are neither constants nor computed only from shapes, such as an exporter's Expand of 1."""
     return [t for t in value_inputs(node) if not graph.is_shape_valued(t)]
 
 
 def _has_channel_constants(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
     """Return True for a BatchNormalization or constants with several elements.
 
-    The elements may all be equal, as in a norm that was never trained.
+    The elements may all be equal, for example in a norm that was never trained.
     """
     # A BatchNormalization of one channel counts too.
     if any(n.op == "BatchNormalization" for n in nodes):
@@ -200,7 +204,7 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
         size = None if size is None else _narrow_size(region, size)
         if size is None or not is_affordable(size):
             break
-        # A convolution without padding leaves no place of too few samples.
+        # At small sizes, a convolution without padding may leave an empty tensor.
         if min(size, default=1) < 1:
             continue
         try:
@@ -226,12 +230,12 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
     return Refusal(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
 
 
-# Size of an axis along which nothing varies.
+# Size for an axis along which no constant varies; 2 is the smallest size that does not broadcast.
 _FEW = 2
 
 
 def _narrow_size(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Shrink the axes of ``size`` on which no op and no constant distinguishes places, such as those of an image."""
+    """Shrink the axes along which no constant varies and no op mixes elements, such as the axes of an image."""
     graph = region.graph
     rank = len(size)
     constants = [t for n in region.nodes for t in value_inputs(n) if graph.is_constant(t)]
@@ -251,7 +255,7 @@ def _narrow_size(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
 def _measure_scale(bound: BoundRegion, size: tuple[int, ...], scale: np.ndarray) -> np.ndarray:
     """Measure a from f(s) − f(−s) at a large s.
 
-    f(1) − f(0) would lose digits if the shift is large against the scale.
+    f(1) − f(0) would lose digits if the shift is much larger than the scale.
     """
     s = 2.0**40
     with evaluator.silence_numpy():

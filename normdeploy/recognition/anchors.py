@@ -32,23 +32,24 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-# `rewriting.epilogue_fusion` recognizes the joined ops.
+# normdeploy's own ops, without the joined ops, which `rewriting.epilogue_fusion` recognizes.
 OWN = frozenset(op for op, row in OURS.items() if not row.joined)
 NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.INPUT) | OWN
-# Models clamp a variance that rounding may have made negative. Behind a norm, such an op is an activation.
+# Models clamp a variance that rounding may have made negative. After a norm, such an op is an activation.
 CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})
-# Flax sets centered values to zero if the smallest and largest value of a row are equal.
+# Flax compares the smallest and the largest value of a row and, if they are equal, sets the centered values to zero.
 EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})
-# Behind a norm these ops apply its gamma and beta.
+# After a norm, these ops apply its gamma and beta.
 SCALES = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.CONSTANT)
 # All ops that may be inside a norm.
 INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES
 
-# Limits of nodes walked above and below a root. Norms have about 12 nodes, or about 40 with dynamic shapes.
+# Maximum numbers of nodes that are visited above and below a root. Norms have about 12 nodes, or about 40 with dynamic
+# shapes.
 _UPWARD = 96
 _DOWNWARD = 48
-# Limit of roots passed above a root without a reduction between them. No norm has such roots. Without the limit, a
-# chain of thousands of roots would be walked from each of its roots.
+# Maximum number of further roots that are visited above a root if no reduction lies between them. A norm contains no
+# such roots. Without the limit, a chain of thousands of roots would be visited once from each of its roots.
 _NESTED = 4
 
 
@@ -87,7 +88,7 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
         )
         if node is None or another or not _is_walkable(graph, node):
             break
-        # This root belongs to the same candidate: no reduction lies between.
+        # No reduction lies between the two roots, so they belong to the same candidate.
         nested += is_anchor(graph, node)
         if nested > _NESTED:
             break
@@ -99,7 +100,7 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
 def find_results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Tensor]:
     """Find the tensors below ``root`` that only pointwise ops and views separate from it.
 
-    The walk ends at full-shape data that does not come from ``xs``: a residual stream ends a norm.
+    The walk ends at data that has the full shape and does not come from ``xs``, such as a residual stream.
 
     Returns:
         the tensors in topological order.
@@ -128,7 +129,7 @@ def find_results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[g
 def _is_foreign_data(
     graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], inner: Mapping[int, gs.Tensor]
 ) -> bool:
-    """Return True for data as large as ``y`` that is neither below the root nor computed from the last of ``xs``."""
+    """Return True if ``t`` is as large as ``y`` and depends neither on the root nor on the last of ``xs``."""
     if id(t) in inner or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
         return False
     a = graph.shape(t)
@@ -139,7 +140,9 @@ def _is_foreign_data(
 
 
 def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
-    """Return True if the node's op is a norm: a standard op, an own op, or an op of an installed package."""
+    """Return True if the node's op is a norm: a standard op, one of normdeploy's own ops, or an op of an installed
+    package.
+    """
     if isinstance(node, gs.Node):
         op = node.op
     else:
@@ -178,7 +181,8 @@ def _is_scaling(graph: Graph, node: gs.Node) -> bool:
     return fixed and all(graph.is_constant(t) for t in node.inputs[1:])
 
 
-# Names of the dtypes in which norms and scales compute. Names are needed because 4-bit integers also have the kind "V".
+# Names of the dtypes in which norms and scales compute. numpy's kind can't tell them apart: bfloat16 and 4-bit integers
+# both have the kind "V".
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
@@ -186,7 +190,7 @@ def find_narrowing_cast(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype 
     """Find a Cast of data among ``nodes`` to a floating type with fewer bytes than ``dtype``.
 
     Returns:
-        the first such node; None if there is none or ``dtype`` is None.
+        the first such node; None if no such node exists or ``dtype`` is None.
     """
     if dtype is None:
         return None

@@ -1,4 +1,4 @@
-"""Report nodes that look like norms inside functions that can't be opened."""
+"""Report nodes that look like norms inside functions that can't be inlined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .norm_candidates import candidate_at
 
 
 def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """Find the norms in functions of ``proto`` that can't be opened because too little is known about them.
+    """Find the norms in functions of ``proto`` that can't be inlined because too little is known about them.
 
     Yields:
         a finding for each norm node and each root over a reduction.

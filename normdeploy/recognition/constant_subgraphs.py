@@ -1,11 +1,13 @@
-"""Find the parts of a graph that only constants feed, and the norms in them; such a part can be computed once.
+"""Find the parts of a graph that only constants feed, and the norms in these parts.
 
-Examples are weight standardization (Qiao et al., 2019, arXiv:1903.10520), weight norm (Salimans and Kingma, 2016,
-arXiv:1602.07868), a norm of a learned constant (StyleGAN's first) and a product of two weights.
+Such a part can be computed once and stored.
 
-A part contains only ops that float64 may compute in place of the file's own type: continuous functions, and ops that
-only move numbers. Steps are Round, Floor, comparisons, and Casts to an integer or a narrower type. A part ends before a
-step that reads a computed number, because rounding could change the step's result.
+Examples are weight standardization (Qiao et al., 2019, arXiv:1903.10520) and weight norm (Salimans and Kingma, 2016,
+arXiv:1602.07868). Others are a norm of a learned constant (the first norm of StyleGAN) and a product of two weights.
+
+The part is computed in float64, not in the file's type. So it may contain only continuous functions, and ops that only
+move numbers. Round, Floor, comparisons, and Casts to an integer or a narrower type are called steps. A part ends before
+a step that reads a computed number, because a rounding error of the number could change the step's result.
 """
 
 from __future__ import annotations
@@ -55,11 +57,12 @@ _STEPS = frozenset(
 )
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad", "Expand"})
 _HEAVY = REDUCTIONS | NORMS | SCALES | {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}
-# Fewer elements than this are not worth a constant.
+# Minimum number of elements of a result that is worth a stored constant
 _LARGE = 2**10
-# A stored constant with more elements than this ties two parts together; axes and scalars do not.
+# Two groups of nodes that share a stored constant with more elements than this form one part. Shared axes and scalars
+# do not join groups.
 _SHARED = 2**8
-# Limit of nodes walked above and below a root.
+# Maximum number of nodes that are visited above and below a root
 _FARTHEST = 64
 
 
@@ -68,9 +71,9 @@ class ConstantSubgraph:
     """Connected nodes that only constants feed, in topological order.
 
     Attributes:
-        results: their tensors that other nodes read.
-        fixed: their tensors that are outputs of the graph.
-        sources: the stored constants that they read.
+        results: tensors of these nodes that other nodes read.
+        fixed: tensors of these nodes that are outputs of the graph.
+        sources: the stored constants that the nodes read.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -79,7 +82,7 @@ class ConstantSubgraph:
     sources: tuple[gs.Tensor, ...]
 
     def file_growth(self, graph: Graph, chosen: Container[int]) -> int:
-        """Compute how the file grows if some results are stored and everything unread is removed.
+        """Compute how the file grows if some results are stored and everything that is no longer read is removed.
 
         Args:
             chosen: ids of the results to store.
@@ -104,7 +107,7 @@ class ConstantSubgraph:
 
 @dataclass(frozen=True)
 class ConstantNorm:
-    """Norm of constants, or of a weight.
+    """Norm whose input is constant.
 
     Attributes:
         node: the norm node, or the root.
@@ -154,7 +157,7 @@ def find_constant_subgraphs(graph: Graph, barred: Container[int]) -> list[Consta
 
 
 def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
-    """Collect results, outputs and sources of connected nodes."""
+    """Build the `ConstantSubgraph` of connected nodes."""
     own = {id(n) for n in nodes}
     made = [o for n in nodes for o in n.outputs]
     fixed = [t for t in made if graph.is_output(t)]
@@ -165,7 +168,7 @@ def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
 
 
 def _is_worth_computing(graph: Graph, node: gs.Node) -> bool:
-    """Return True if the node computes floating numbers and is a norm or product, or has many results."""
+    """Return True if the node computes floating-point numbers, and it is a norm, a product or has a large result."""
     if node.op in _MOVES | _STEPS | {"Where", "Cast", "CastLike"} or not _is_floating(graph, node.outputs[0]):
         return False
     return node.op in _HEAVY or (element_count(graph, node.outputs[0]) or 0) > _LARGE
@@ -174,9 +177,9 @@ def _is_worth_computing(graph: Graph, node: gs.Node) -> bool:
 def _computable_nodes(graph: Graph, barred: Container[int]) -> list[gs.Node]:
     """List the nodes, in topological order, that float64 may compute in place of the file's type."""
     nodes: list[gs.Node] = []
-    # id of a computed tensor -> it holds stored numbers unchanged
+    # id of a computed tensor -> True if it holds stored numbers unchanged
     exact: dict[int, bool] = {}
-    # Inputs of the nodes that are steps of computed numbers.
+    # Inputs of the steps that read computed numbers.
     decided: list[gs.Tensor] = []
     for node in graph.nodes:
         if node.op == "Constant" or not node.outputs or not graph.is_constant(node.outputs[0]):
@@ -199,7 +202,7 @@ def _computable_nodes(graph: Graph, barred: Container[int]) -> list[gs.Node]:
 
 
 def _drop_decided_nodes(nodes: list[gs.Node], decided: set[int], exact: Mapping[int, bool]) -> list[gs.Node]:
-    """Drop the nodes that compute a number which a later step reads."""
+    """Drop the nodes whose computed numbers a later step reads."""
     kept = []
     for node in reversed(nodes):
         if any(id(o) in decided for o in node.outputs) and not all(exact[id(o)] for o in node.outputs):
@@ -213,7 +216,7 @@ def _is_allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
     """Return True if float64 may compute the node in place of the file's type.
 
     Args:
-        pure: all floating inputs are stored numbers.
+        pure: True if all floating-point inputs hold stored numbers.
     """
     for t in node.outputs:
         if t.name and element_count(graph, t) is None and (_is_floating(graph, t) or node.op in _GROW):
@@ -236,7 +239,7 @@ def _holds_exactly(graph: Graph, t: gs.Tensor, source: np.dtype, target: np.dtyp
     """Return True if a Cast of ``t`` to the floating ``target`` rounds none of its numbers."""
     own = ml_dtypes.finfo(target)
     if source.kind == "b" or is_integer_dtype(source):
-        # The type represents every integer up to this.
+        # The target type represents every integer up to this number.
         most = 2 ** (own.nmant + 1)
         small = source.kind == "b" or 8 * source.itemsize <= own.nmant + 1
         return small or (
@@ -286,7 +289,7 @@ def byte_count(graph: Graph, t: gs.Tensor) -> int:
 
 
 def find_repeated_constants(graph: Graph) -> list[gs.Tensor]:
-    """Find Expands and Tiles of a learned constant along open sizes that feed a norm, which treats them as data.
+    """Find Expands and Tiles of a learned constant along dynamic axes, if their result is the data of a norm.
 
     Returns:
         their output tensors.
@@ -315,7 +318,7 @@ def _has_open_size(graph: Graph, t: gs.Tensor) -> bool:
 
 
 def find_constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
-    """Find the norms whose input the file fixes.
+    """Find the norms whose input is constant.
 
     Yields:
         the norms in the graph's order.
@@ -354,7 +357,7 @@ def _is_root(graph: Graph, node: gs.Node) -> bool:
 
 
 def _statistic_nodes(graph: Graph, root: gs.Node) -> list[gs.Node]:
-    """List the nodes of the statistic under the root; empty if it does not reduce several floating numbers."""
+    """List the nodes of the statistic under the root; empty if they do not reduce several floating-point numbers."""
     nodes, reduced = _walk_above_root(graph, root)
     if reduced:
         return nodes
@@ -362,7 +365,7 @@ def _statistic_nodes(graph: Graph, root: gs.Node) -> list[gs.Node]:
 
 
 def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
-    """Collect a root and the nodes above it, and whether they reduce several floating numbers."""
+    """Collect a root and the nodes above it, and whether one of them reduces several floating-point numbers."""
     nodes = [root]
     stack = [root]
     seen = {id(root)}

@@ -1,6 +1,6 @@
 """Explain why a norm was fused or not, for a tensor, a node or a module path.
 
-An explanation shows the nodes that recognition found and the stage that it reached.
+An explanation shows the nodes that recognition found, and the last stage that recognition reached.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from .fit_measurement import CLAMPED
 from .norm_candidates import candidate_at, candidate_readings
 from .norm_facts import Norm
 
-# Limit of nodes that are shown for a norm, and searched around a name.
+# Maximum number of nodes that are shown for a norm, and that are searched around a name
 _FARTHEST = 64
-# Attributes that never explain a refusal.
+# Attributes that are not shown, because they never explain a refusal
 _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")
 _STARTS = "recognition starts from a square root over a reduction"
 _CAME = {
     "ends": (
-        "recognition found a root over a reduction, but no two tensors around it that could be a norm's "
-        "input and output"
+        "recognition found a square root over a reduction, but not the tensors that are the norm's input and output"
     ),
     "values": "recognition evaluated the nodes between input and output, and their values differ from those of a norm",
     "form": "recognition found a norm, but no form for the target can express it",
@@ -43,7 +42,7 @@ def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> t
     Lines of the report are for example "layers.{0..11}.norm" and "(tensor)".
 
     Returns:
-        an explanation for each finding; without any finding, a single one that lists the roots nearby.
+        one explanation per finding. If no finding matches, a single explanation that lists the roots nearby.
 
     Raises:
         InputError: nothing has this name; the message lists similar names.
@@ -79,7 +78,7 @@ def _name_pattern(name: str) -> Callable[[str], bool]:
 
 
 def _matches_finding(finding: Finding, wanted: Callable[[str], bool], outputs: Iterable[str]) -> bool:
-    """Return True if the finding has the wanted name, one of the ``outputs``, or a module inside the wanted one."""
+    """Return True if the finding has the wanted name, one of the ``outputs``, or a module inside the wanted module."""
     own = {
         finding.tensor,
         *finding.tensors,
@@ -90,7 +89,7 @@ def _matches_finding(finding: Finding, wanted: Callable[[str], bool], outputs: I
 
 
 def _is_module_inside(module: str, wanted: Callable[[str], bool]) -> bool:
-    """Return True if a module path is the wanted one or below it."""
+    """Return True if a module path is the wanted path or below it."""
     parts = module.split(".")
     return bool(module) and any(wanted(".".join(parts[:i])) for i in range(1, len(parts) + 1))
 
@@ -99,7 +98,7 @@ def _is_module_inside(module: str, wanted: Callable[[str], bool]) -> bool:
 
 
 def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explanation:
-    """Explain a finding by the attempt that gave its reason, then by the other attempts."""
+    """Explain a finding: first the attempt that gave its reason, then the other attempts."""
     best = next((a for a in finding.attempts if a.reason == finding.reason), None)
     start, end = (best.start, best.end) if best is not None and best.end else (finding.input, finding.tensor)
     way = () if graph is None else _nodes_on_path(graph, start, end, finding, best.tensor if best is not None else "")
@@ -121,7 +120,7 @@ def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explan
 
 
 def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[str]:
-    """Describe other readings, one line for each reason, those of the latest stage first."""
+    """Describe the other attempts, one line per reason, with the latest stage first."""
     order = {"form": 0, "values": 1, "ends": 2}
     reasons: dict[str, list[FittingAttempt]] = {}
     for attempt in sorted(attempts, key=lambda a: order[a.stage]):
@@ -144,7 +143,10 @@ def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[st
 
 
 def _nodes_on_path(graph: Graph, start: str, end: str, finding: Finding, culprit: str) -> tuple[ExplainedNode, ...]:
-    """List the nodes between two tensors without shape arithmetic; those of the finding if no path is known."""
+    """List the nodes between two tensors without shape arithmetic.
+
+    If no path between the tensors is known, list the nodes of the finding.
+    """
     made = {o.name: n for n in graph.nodes for o in n.outputs}
     if start and end in made:
         nodes = _nodes_between(graph, made, start, end)
@@ -183,7 +185,7 @@ def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: s
 
 
 def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
-    """Mark the root, the clamp or the culprit of a refusal; "" for other nodes."""
+    """Return the mark of the root, the clamp or the culprit of a refusal; "" for other nodes."""
     if is_anchor(graph, node) and not is_norm_node(node):
         marks = ["the root"]
     else:
@@ -242,7 +244,7 @@ def _type_text(value: object) -> str:
 
 
 def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Sequence[Finding]) -> list[str]:
-    """Describe the roots near these nodes, and the parts that recognition missed."""
+    """Describe the roots near these nodes, and the parts of a norm that recognition missed."""
     near = {id(n): n for n in _nodes_nearby(graph, nodes)}
     roots = [n for n in near.values() if is_anchor(graph, n)]
     reductions = [n for n in near.values() if n.op in REDUCTIONS and not graph.is_shape_valued(n.outputs[0])]
@@ -272,7 +274,7 @@ def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Seq
 
 
 def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
-    """Explain why the surroundings of a root gave no finding."""
+    """Explain why recognition made no finding from a root."""
     line = f"{root.outputs[0].name} = {_node_as_call(graph, root)}"
     around = candidate_at(graph, root)
     if around is None:
@@ -288,7 +290,7 @@ def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
 def _nodes_nearby(graph: Graph, nodes: Sequence[gs.Node]) -> list[gs.Node]:
     """List the nodes themselves, then those around them, nearest first."""
     seen = {id(n): n for n in nodes}
-    # The nodes of a module are not extended by their neighbors.
+    # Only a single node gets its neighbors; the nodes of a module do not.
     if len(nodes) == 1:
         queue = list(nodes)
     else:

@@ -1,16 +1,20 @@
-"""Measure whether a region computes y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε.
+"""Measure whether a region computes y = γ·(x − mean)/sqrt(var + ε) + β, and measure its groups, γ, β and ε.
 
-Only values matter here, not the nodes that compute them. A region is evaluated in float64 on a few inputs:
+Only the values of the region matter, not its nodes. The region is evaluated in float64 on a few inputs (z is a random
+input, ẑ is z normalized):
 
-- y(x) and y(−x) at a large scale s, at which ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2,
-  and the odd part is γ·ẑ.
-- With one element of z changed: the elements of y that change are its group, since they share its mean and variance.
-- With a constant added to z: y stays the same if the mean is subtracted (layer norm), and changes if not (RMS norm).
-- At scales near sqrt(ε): the odd part shrinks by ρ = sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
+- s·z and −s·z at a large scale s, at which ε is negligible. A norm is an odd function plus β. So β = (y(s·z) +
+  y(−s·z))/2, and the odd part is γ·ẑ.
+- z with one element changed. The elements of y that change form the group of this element, because they share its mean
+  and variance.
+- z plus a constant. y stays the same if the norm subtracts the mean (layer norm), and changes if it does not (RMS
+  norm).
+- s·z at scales s near sqrt(ε), with v the variance of z. The odd part shrinks by ρ = sqrt(s²v/(s²v + ε)), so ε =
+  s²v(1/ρ² − 1).
 
 An unbiased variance needs no separate case. For n elements, (x − m)/sqrt(var·n/(n−1) + ε) is measured as γ' =
-γ·sqrt((n−1)/n) and ε' = ε·(n−1)/n. Every fit is checked on fresh inputs at several scales. A fit that passes is still
-only a proposal; its certificate decides (`normdeploy.rewriting.certification`).
+γ·sqrt((n−1)/n) and ε' = ε·(n−1)/n. Every fit is checked on new inputs at several scales. A fit that passes is still
+only a proposal. The proof decides whether it is used (`normdeploy.rewriting.certification`).
 """
 
 from __future__ import annotations
@@ -26,14 +30,15 @@ from ..graphs.region import BoundRegion, EvaluationFailed, RefusalKind
 from ..storage.heap import trim_heap
 from .norm_fit import Clarity, Denominator, NormFit, RejectedReading
 
-# Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
-# scales.
+# Relative tolerance of a fit. Float64 arithmetic over a few thousand elements loses 1e-13. Functions that only resemble
+# a norm differ by far more than 1e-9 at one of the scales.
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
 EVEN = "it gives the same result for x and −x, so it may be a deviation, but not x divided by one"
-# Bytes from which gamma counts as large. The measurement holds about a dozen arrays of the size of x.
+# Number of bytes from which gamma counts as large. The measurement holds about a dozen arrays of the size of x.
 _HEAVY = 2**20
-# About 1.7e10: an ε up to 0.1 is far below the tolerance at this scale, inside the root or outside.
+# Scale at which ε is negligible, about 1.7e10. An ε up to 0.1, inside the root or outside, changes y by far less than
+# the tolerance.
 _LARGE = 2.0**34
 
 
@@ -45,8 +50,8 @@ def measure_fit(
     Args:
         shape: concrete shape of x.
         others: values of the other leaves.
-        like: fit of another region, which may differ from this one only in gamma and beta. If so, only gamma and beta
-            are measured.
+        like: fit of another region, which may differ from this region only in gamma and beta. If so, only gamma and
+            beta are measured.
 
     Returns:
         the fit, or a rejected reading with the reason.
@@ -82,7 +87,7 @@ class _RegionProbe:
         return y
 
     def draw_input(self) -> np.ndarray:
-        """Draw magnitudes from [0.5, 1.5] with random signs, so that few values lie near their group's mean.
+        """Draw magnitudes from [0.5, 1.5] with random signs, so that few elements are near the mean of their group.
 
         Returns:
             x of the probe's shape.
@@ -103,7 +108,7 @@ class _RegionProbe:
 
 
 def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
-    """Measure beta, the groups, centering, gamma and epsilon, in this order, then check the fit on fresh input."""
+    """Measure beta, the groups, centering, gamma and epsilon, in this order, then check the fit on a new input."""
     z = ask.draw_input()
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
@@ -111,7 +116,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
         return RejectedReading("it gives NaN or Inf on ordinary inputs", clarity=Clarity.VAGUE)
     beta = (up + down) / 2
     odd = (up - down) / 2
-    # x may have millions of elements, and an export may reach its memory peak here.
+    # Free this array: x may have millions of elements, and the memory use of an export may peak here.
     del down
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
@@ -167,7 +172,8 @@ def _measure_groups(
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _extent_moved_by_first(ask, z, up)
     else:
-        # An element with gamma zero never changes. So take the largest element, and find the elements that change it.
+        # An element of y with gamma zero never changes. So take the largest element of y, and find the elements of x
+        # that change it.
         extent = _extent_moving_largest(ask, z, up, int(np.argmax(np.abs(odd))))
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
@@ -191,8 +197,8 @@ def _extent_moved_by_first(ask: _RegionProbe, z: np.ndarray, up: np.ndarray) -> 
 def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
     """Return, for each axis, the extent of the group of the element at ``flat``.
 
-    On each axis, the blocks that contain the element are tried, largest first. The first block is taken for which a
-    change of x at the block's far end changes the element.
+    On each axis, try the blocks that contain the element, largest first. Take the first block in which a change of x at
+    the block's far end changes the element.
     """
     base = tuple(int(i) for i in np.unravel_index(flat, z.shape))
 
@@ -204,7 +210,7 @@ def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, fla
     extent = []
     for axis, size in enumerate(z.shape):
         at = base[axis]
-        # Sizes of blocks, largest first.
+        # Possible sizes of blocks, largest first.
         blocks = [k for k in range(size, 1, -1) if size % k == 0]
         ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
         extent.append(next((k for k, end in ends if is_moved_by(axis, end)), 1))
@@ -219,7 +225,7 @@ def _measure_epsilon(
     unit = np.asarray(gamma * d)
     unit /= np.sqrt(v)
     size = np.abs(unit)
-    # Keep the best-conditioned elements.
+    # Keep only the elements from which epsilon can be computed most accurately.
     weight = size >= max(np.median(size), 0.1 * size.max())
     unit = unit[weight]
     v = v[weight]
@@ -232,7 +238,7 @@ def _measure_epsilon(
             return RejectedReading("it gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
-        # Float64 does not resolve so small an epsilon at this scale.
+        # At this scale, float64 cannot resolve an epsilon that is this small.
         if abs(estimate) <= 1e-11 * variance:
             scale *= 1e-4
             continue
@@ -246,7 +252,7 @@ def _measure_epsilon(
 
 
 def _differs_on_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
-    """Return True if the region and the fit differ on a fresh input whose groups have several scales."""
+    """Return True if the region and the fit differ on a new input whose groups have several scales."""
     small = fitted.epsilon_scale
     scales = [s for s in (0.6 * small, 1.0, 10 * small, _LARGE, 0.05 * small) if s]
     rows = fitted.rows_of(ask.draw_input())
@@ -264,7 +270,7 @@ def _differs_on_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
 
 
 def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedReading:
-    """Distinguish the usual lookalikes by their odd part as x shrinks.
+    """Distinguish the usual functions that resemble a norm, by their odd part as x shrinks.
 
     Returns:
         a fit with epsilon outside the root or with a clamped length, or a rejected reading.
@@ -281,6 +287,9 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     v = v[sure]
     del size, d
     if not np.allclose(large, unit, rtol=1e-6, atol=0):
+        with_mean = _fit_with_mean(ask, fitted)
+        if with_mean is not None:
+            return with_mean
         if np.allclose(_LARGE * ask.odd_part(x)[sure], large, rtol=1e-3, atol=0):
             return RejectedReading(
                 "its result grows with its input, so it is not divided by its own deviation (for example "
@@ -318,8 +327,24 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     )
 
 
+def _fit_with_mean(ask: _RegionProbe, fitted: NormFit) -> NormFit | None:
+    """Return the fit x/sqrt(variance + ε), whose numerator keeps the mean; None if it does not fit.
+
+    Its groups and beta are those of ``fitted``; gamma and epsilon are measured again.
+    """
+    if fitted.centered or fitted.keeps_mean or fitted.group_size < 2:
+        return None
+    z = ask.draw_input()
+    plain = replace(fitted, centered=True, keeps_mean=True, epsilon=0.0, gamma=np.ones(()), beta=np.zeros(()))
+    gamma = ask.odd_part(_LARGE * z) / plain(_LARGE * z)
+    measured = _measure_epsilon(ask, plain, gamma, fitted.beta, z)
+    if isinstance(measured, RejectedReading) or _differs_on_fresh_input(ask, measured):
+        return None
+    return measured
+
+
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:
-    """Return the fit with max(‖x‖₂, ε) in the denominator, whose result is γ·x/ε for a small x; None if none fits."""
+    """Return the fit with the denominator max(‖x‖₂, ε), which gives γ·x/ε for a small x; None if it does not fit."""
     gamma = fitted.gamma * math.sqrt(fitted.group_size)
     scale = 1.0
     for _ in range(16):

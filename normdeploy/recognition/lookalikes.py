@@ -1,9 +1,11 @@
-"""Find divisions by a statistic of the own input without a square root: not norms, but possibly meant as norms.
+"""Find divisions by a statistic without a square root: they are not norms, but may have been meant as norms.
+
+The statistic is computed from the numerator or from the numerator's input x:
 
     (x − mean)/var,   (x − mean)/mean|x − mean|,   (x − min)/(max − min),   x/mean(x²),   x/max|x|
 
-Recognition starts from a root over a reduction and never sees these. Divisions by sums of x itself (attention weights,
-softmax) do not count.
+Recognition starts at a root over a reduction, so it never finds these divisions. Divisions by a sum of x itself
+(attention weights, softmax) are not reported.
 """
 
 from __future__ import annotations
@@ -20,26 +22,26 @@ from ..storage.onnx_domains import is_standard
 from .anchors import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_anchor
 
 _STEPS = (POINTWISE | VIEWS | CLAMPS) - {"Exp", "Log"}
-# Limit of nodes walked above a denominator, and above each of its reductions.
+# Maximum number of nodes that are visited above a denominator, and above each of its reductions
 _FARTHEST = 24
 
 
 def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
-    """Find the divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``.
+    """Find the divisions by a statistic in the main graph of ``proto`` that no finding covers.
 
     Returns:
-        a refused finding for each.
+        a refused finding per division.
     """
     graph = Graph(proto)
     taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
     readings = (
-        _read_division(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken
+        read_division(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken
     )
     return [f for f in readings if f is not None]
 
 
-def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
-    """Read a Div or Mul as a division by a statistic of its own input; None if it is not one."""
+def read_division(graph: Graph, node: gs.Node) -> Finding | None:
+    """Read a Div or Mul as a division by a statistic of its input; None if it is not such a division."""
     for numerator, denominator in _fractions_of(graph, node):
         below = _walk_upwards(graph, denominator)
         if below.root or not below.reductions:
@@ -70,7 +72,7 @@ def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
 
 
 def _fractions_of(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
-    """Yield (numerator, denominator) of a Div, or of a Mul with a Reciprocal; both are data."""
+    """Yield (numerator, denominator) of a Div, or of a Mul with a Reciprocal, if both are data."""
     a = node.inputs[0]
     b = node.inputs[-1]
     if graph.is_shape_valued(a) or graph.is_shape_valued(b) or a is b:
@@ -90,8 +92,8 @@ class _UpwardWalk:
 
     Attributes:
         reductions: the reductions that were reached.
-        root: a square root is among the nodes.
-        met: a ``stop`` tensor was reached.
+        root: True if a square root is among the nodes.
+        met: True if a ``stop`` tensor was reached.
     """
 
     nodes: list[gs.Node] = field(default_factory=list)
@@ -103,7 +105,8 @@ class _UpwardWalk:
 def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _UpwardWalk:
     """Collect the nodes above ``t``.
 
-    Without ``stop`` the walk ends at reductions; with ``stop`` it passes them and ends at these tensors.
+    Without ``stop``, the walk ends at reductions. With ``stop``, the walk continues above reductions and ends at the
+    tensors in ``stop``.
     """
     walk = _UpwardWalk()
     stack = [t]
@@ -130,7 +133,7 @@ def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) ->
 
 
 def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, bool]:
-    """Return x, and whether the numerator is x minus a reduction of x instead of x itself."""
+    """Return x, and True if the numerator is x minus a reduction of x, or False if it is x."""
     node = graph.producer(numerator)
     if node is not None and node.op == "Sub":
         for reduction in _walk_upwards(graph, node.inputs[1]).reductions:
@@ -142,7 +145,7 @@ def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, bo
 def _describe_denominator(
     graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_UpwardWalk], is_centered: bool
 ) -> str | None:
-    """Describe the denominator; None if nobody would mistake it for a norm's."""
+    """Describe the denominator; None if it does not resemble the denominator of a norm."""
     ops = {r.op for r in reductions}
     if {"ReduceMax", "ReduceMin"} <= ops:
         return "it divides by a range (largest minus smallest), not by a standard deviation"

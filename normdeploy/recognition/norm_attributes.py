@@ -29,11 +29,11 @@ from .norm_fit import NormFit
 from .norm_parameters import MeasuredParameter, snap_epsilon, snap_to_file
 from .probe_sizes import bound_regions
 
-# Exporters write this for "no bound"; it does not count as a number.
+# Exporters write this number for "no bound", so it is not counted as a constant that may overflow.
 _BOUND = float(np.finfo(np.float32).max)
-# At this scale an epsilon is far below float64's precision.
+# Scale of x at which float64 arithmetic does not see an epsilon.
 _LARGE = 2.0**34
-# Ops whose ``stash_type`` is 1, float32, if the node does not set it.
+# Ops whose attribute ``stash_type`` defaults to 1 (float32)
 _STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)
 
 
@@ -79,7 +79,7 @@ def attributes_of_region(graph: Graph, region: Region, fit: NormFit | None, told
 
     Args:
         fit: the fit that recognition reached; None if it reached none.
-        told: ddof of the variance that the fit's epsilon refers to.
+        told: ddof of the variance to which the fit's epsilon is added.
 
     Returns:
         fields of its finding.
@@ -173,7 +173,10 @@ def _varying_axes(values: np.ndarray) -> tuple[int, ...]:
 
 
 def _stated_channel_axes(graph: Graph, chain: AffineChain) -> tuple[int, ...]:
-    """Return the axes along which the constants may vary although all values are equal (a BatchNorm never trained)."""
+    """Return the axes along which the constants may vary.
+
+    Their values are all equal, for example in a BatchNorm that was never trained, so the values do not show the axes.
+    """
     if any(n.op in VIEWS for n in chain.nodes):
         return ()
     if any(n.op == "BatchNormalization" for n in chain.nodes):
@@ -190,7 +193,7 @@ def _output_names(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
 
 
 def _measure_ddof(graph: Graph, region: Region, fit: NormFit) -> int | None:
-    """Compare the number under the root with the biased variance, at a scale at which epsilon vanishes.
+    """Compare the number under the root with the biased variance, at a scale at which epsilon is negligible.
 
     Returns:
         0 or 1; None if the norm is not centered or neither value matches.
@@ -224,7 +227,7 @@ def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
     """Name the dtypes in which the norm's reductions compute, from ``stash_type`` or the input's dtype.
 
     Returns:
-        for example "float32", or "float16 and float32" for several; empty if unknown.
+        for example "float32", or "float16 and float32" for several dtypes; empty if unknown.
     """
     kinds: dict[str, None] = {}
     for node in nodes:
@@ -243,7 +246,7 @@ def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
 def _parameter_record(
     graph: Graph, region: Region, param: MeasuredParameter | None, *, scale: bool
 ) -> NormParameter | None:
-    """Record gamma or beta for a report; for a scale, also the w of 1 + w."""
+    """Record gamma or beta for a report. If gamma is computed as 1 + w, record w too."""
     if param is None:
         return None
     if param.tensor is not None:
@@ -262,7 +265,7 @@ def _parameter_record(
 
 
 def _find_one_plus_source(graph: Graph, tensors: Sequence[gs.Tensor], value: np.ndarray | None) -> str | None:
-    """Find the w of a gamma that is computed as 1 + w, behind views and Casts.
+    """Find the tensor w of a gamma that is computed as 1 + w, possibly followed by views and Casts.
 
     Args:
         value: gamma itself if it is a constant, otherwise None.
@@ -287,7 +290,7 @@ def _holds_value(graph: Graph, t: gs.Tensor, value: np.ndarray) -> bool:
 
 
 def _half_constants(graph: Graph, nodes: Sequence[gs.Node], epsilon: float | None) -> tuple[HalfConstants, ...]:
-    """Compute how float16 and bfloat16 store the constants that ``nodes`` read."""
+    """Describe how float16 and bfloat16 would store the constants that ``nodes`` read."""
     largest = dict(_largest_constants(graph, nodes))
     return tuple(_half_constants_in(name, np.dtype(kind), largest, epsilon) for name, kind in _KINDS)
 

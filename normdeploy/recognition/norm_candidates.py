@@ -1,6 +1,6 @@
-"""Try pairs of tensors around a square root as the input and output of a norm.
+"""Try pairs of tensors around a square root as the input and the output of a norm.
 
-`candidate_readings` yields the norms it finds, and for each other pair the reason against it.
+`candidate_readings` yields the norms that it finds, and a reason for each pair that is not a norm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def candidate_at(graph: Graph, root: gs.Node) -> RootCandidate | None:
     """Collect the tensors around ``root`` at which a norm may begin and end.
 
     Returns:
-        the candidate, or None if no reduction lies before the root.
+        the candidate, or None if no reduction precedes the root.
     """
     xs, passed = find_entries(graph, root)
     if not is_norm_node(root) and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
@@ -41,13 +41,13 @@ def candidate_at(graph: Graph, root: gs.Node) -> RootCandidate | None:
 
 
 def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | RejectedReading]:
-    """Yield the readings of the norm around a root, outermost first, with the rejected ones in between.
+    """Yield the readings of the norm around a root, outermost first, including the rejected readings.
 
-    For each end, the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of an input that is
-    already centered.
+    For each output, the farthest input is tried first. Otherwise the end of a layer norm would be read as an RMS norm
+    whose input is the centered x.
 
     Yields:
-        a norm, or a rejected reading with the reason and the names of its two ends.
+        a norm, or a rejected reading with the reason and the names of its input and output.
     """
     for y in reversed(c.ys):
         for x in reversed(c.xs):
@@ -57,7 +57,7 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Reject
                 break
             yield replace(reading, start=x.name, end=y.name)
     cast = find_narrowing_cast(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
-    # A norm does not begin after a narrowing Cast: the Cast is not an entry to a part in half precision.
+    # A norm whose input follows a narrowing Cast is rejected, because the Cast belongs to the norm's computation.
     if cast is not None:
         yield RejectedReading(f"an internal Cast, {cast.name!r}, narrows its statistics", cast.outputs[0].name)
     default = next((t.name for n in c.passed for t in n.inputs if graph.is_overridable(t.name)), "")
@@ -69,7 +69,10 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Reject
 
 
 def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> Norm | RejectedReading:
-    """Read the norm from x to y; `Clarity.APART` in a rejection means that the two can't belong together at all."""
+    """Read the nodes from x to y as a norm.
+
+    A rejected reading with `Clarity.APART` means that x and y can't be the input and output of any norm.
+    """
     shape = graph.shape(x)
     dtype = graph.dtype(x)
     if shape is None or dtype is None:
@@ -94,7 +97,7 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
         if isinstance(region, Refusal):
             return RejectedReading(region.reason, region.tensor, clarity=Clarity.APART)
     if region.shape_leaves and not _have_same_shape(graph, x, y):
-        # The sizes chosen for the evaluation may make the two shapes agree although they differ in general.
+        # At the sizes chosen for the evaluation, the two shapes may agree although they differ in general.
         return RejectedReading(
             f"its result gets its shape from another tensor, which may differ from the shape of {x.name!r}",
             y.name,
@@ -109,15 +112,17 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
             cast.outputs[0].name,
             region=region,
         )
-    # Two norms in a row multiply to one norm, but with an epsilon that nobody wrote.
+    # Two consecutive norms together compute one norm, but with an epsilon that is not in the file.
     if _longest_norm_chain(graph, region) > 1:
         return RejectedReading("there are two consecutive norms between them", y.name, clarity=Clarity.APART)
     return read_region(region, shape, dtype)
 
 
 def _longest_norm_chain(graph: Graph, region: Region) -> int:
-    """Count the roots on the path that has most of them, each with its own reduction before it."""
-    # id of a tensor -> (roots so far, a reduction was passed since the last root)
+    """Count the roots on the path with the most roots. A root counts only if a reduction lies between the previous root
+    and this root.
+    """
+    # id of a tensor -> (number of roots so far, True if a reduction follows the last root)
     seen: dict[int, tuple[int, bool]] = {}
     for node in region.nodes:
         roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
@@ -130,7 +135,10 @@ def _longest_norm_chain(graph: Graph, region: Region) -> int:
 
 
 def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
-    """Find data besides x that enters between the root and y, or a root that takes scale and bias."""
+    """Find the data other than x that the nodes between the root and y read.
+
+    If the root is a norm node, its scale and bias are included.
+    """
     root = c.root
     inside = {id(t) for t in c.ys}
     operands: dict[int, gs.Tensor] = {}
@@ -154,7 +162,7 @@ def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -
 
 
 def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
-    """Return True if the file itself says that both have the same shape."""
+    """Return True if the shapes in the file show that both tensors have the same shape."""
     sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
     a = graph.shape(x)
     b = graph.shape(y)
@@ -165,7 +173,7 @@ def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
 
 
 def _have_different_shapes(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
-    """Return True if the file itself says that the shapes differ."""
+    """Return True if the shapes in the file show that the tensors have different shapes."""
     sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
     a = graph.shape(x)
     b = graph.shape(y)

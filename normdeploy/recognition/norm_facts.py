@@ -1,8 +1,9 @@
-"""Define the records that recognition makes of a square root and its surroundings.
+"""Define the records of recognition: a norm, and a candidate around a square root.
 
-Structure proposes the ends of a norm (`recognition.anchors`, `recognition.norm_candidates`). Values decide whether it
-is a norm and which one (`normdeploy.recognition.fit_measurement`, `normdeploy.recognition.region_fitting`). The passes
-choose the reading that needs the fewest nodes.
+The graph's structure proposes an input and an output of a norm (`normdeploy.recognition.anchors`,
+`normdeploy.recognition.norm_candidates`). Values decide whether the nodes between them are a norm, and which norm
+(`normdeploy.recognition.fit_measurement`, `normdeploy.recognition.region_fitting`). If several readings are possible,
+the rewrite that leaves the fewest nodes is chosen.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Norm:
         gamma: None if it is 1 everywhere.
         beta: None if it is 0 everywhere.
         ddof: 1 if the variance divides by n − 1 and n is dynamic. For a static n, gamma and epsilon contain the factor.
-        notes: remarks for the user of the fused norm.
-        guessed: the norm was read like another one, with constants from the same places; its certificate must decide.
+        notes: notes for the report about the fused norm.
+        guessed: True if the norm was not measured. It was assumed to equal another norm, except for its constants. The
+            proof decides whether this is right.
     """
 
     region: Region
@@ -46,14 +48,12 @@ class Norm:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Return the normalized axes, including group norm's channel axis, of which only a part is normalized."""
+        """Return the normalized axes. For a group norm they include the channel axis, which is normalized in parts."""
         return self.fit.normalized_axes
 
     @property
     def kind(self) -> str:
-        """Return the fit's kind, or "InstanceNorm" for a LayerNorm over the spatial axes with gamma or beta on other
-        axes.
-        """
+        """Return the fit's kind, or "InstanceNorm" for a LayerNorm with gamma or beta on other axes."""
         if self.fit.kind != "LayerNorm":
             return self.fit.kind
         rank = len(self.shape)
@@ -66,7 +66,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class RootCandidate:
-    """Root with its surroundings.
+    """Root with the tensors at which its norm may begin and end.
 
     Attributes:
         xs: tensors at which the norm may begin, nearest first.

@@ -1,4 +1,4 @@
-"""Define the reading of a region: a `NormFit`, or a `RejectedReading` with the reason."""
+"""Define the results of reading a region: a `NormFit`, or a `RejectedReading` with the reason."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class Denominator(Enum):
     EPSILON_INSIDE_ROOT = auto()
     # sqrt(v) + epsilon
     EPSILON_OUTSIDE_ROOT = auto()
-    # max(‖x‖₂, epsilon): without a mean, so that gamma and epsilon of F.normalize are the same at every size
+    # max(‖x‖₂, epsilon). The length is a sum without a mean, so gamma and epsilon of F.normalize do not depend on the
+    # size.
     CLAMPED_LENGTH = auto()
+    # max(sqrt(v), epsilon)
+    CLAMPED_ROOT = auto()
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class NormFit:
         axes: axes normalized in full; never lists axes of size 1.
         split: axis that is cut into groups (group norm), or None.
         block: extent of a group along ``split``.
-        epsilon: NaN in a refusal that could not measure it.
+        centered: True if the mean square is that of x − mean.
+        epsilon: NaN in a rejected reading whose epsilon could not be measured.
         gamma, beta: arrays that broadcast to y.
     """
 
@@ -46,16 +50,18 @@ class NormFit:
     gamma: np.ndarray
     beta: np.ndarray
     denominator: Denominator = Denominator.EPSILON_INSIDE_ROOT
+    # The numerator is x, although the mean square is that of x − mean: x / sqrt(variance + epsilon).
+    keeps_mean: bool = False
 
     @property
     def outside(self) -> bool:
-        """Return True if epsilon is added to the root, not under it."""
+        """Return True if epsilon is added to the root instead of the radicand."""
         return self.denominator is Denominator.EPSILON_OUTSIDE_ROOT
 
     @property
     def clamped(self) -> bool:
-        """Return True if the denominator is a length that is clamped from below."""
-        return self.denominator is Denominator.CLAMPED_LENGTH
+        """Return True if the denominator is clamped from below."""
+        return self.denominator in (Denominator.CLAMPED_LENGTH, Denominator.CLAMPED_ROOT)
 
     @property
     def group_size(self) -> int:
@@ -69,9 +75,12 @@ class NormFit:
 
     @property
     def kind(self) -> str:
-        """Return "RMSNorm", "LayerNorm" or "GroupNorm"; gamma and beta don't count, so an instance norm is a layer
-        norm.
+        """Return "RMSNorm", "SimpleNorm", "LayerNorm" or "GroupNorm".
+
+        Gamma and beta are ignored, so the kind of an instance norm is "LayerNorm".
         """
+        if self.keeps_mean:
+            return "SimpleNorm"
         if not self.centered:
             return "RMSNorm"
         if self.split is None:
@@ -91,8 +100,17 @@ class NormFit:
             raise ValueError(f"an axis of size {shape[self.split]} is not divisible into blocks of {self.block}")
         return replace(self, shape=shape, gamma=np.ones(()), beta=np.zeros(()))
 
+    def clamp_root(self) -> NormFit:
+        """Express a clamped length as a clamped root: with n elements, ‖x‖₂ = sqrt(n)·sqrt(v).
+
+        Returns:
+            an equal fit.
+        """
+        root = math.sqrt(self.group_size)
+        return replace(self, gamma=self.gamma / root, epsilon=self.epsilon / root, denominator=Denominator.CLAMPED_ROOT)
+
     def center_and_square(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the numerator (x − mean, or x if not centered) and its mean square.
+        """Compute the numerator (x, or x − mean) and the mean square of x or of x − mean.
 
         Returns:
             both, broadcast to the shape of x.
@@ -103,6 +121,8 @@ class NormFit:
         else:
             d = view
         v = np.broadcast_to(np.square(d).mean(axis=axes, keepdims=True), view.shape)
+        if self.keeps_mean:
+            d = view
         return d.reshape(self.shape), v.reshape(self.shape)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -123,6 +143,8 @@ class NormFit:
         match self.denominator:
             case Denominator.CLAMPED_LENGTH:
                 return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
+            case Denominator.CLAMPED_ROOT:
+                return np.maximum(np.sqrt(v), self.epsilon)
             case Denominator.EPSILON_OUTSIDE_ROOT:
                 return np.sqrt(v) + self.epsilon
             case Denominator.EPSILON_INSIDE_ROOT:
@@ -134,7 +156,7 @@ class NormFit:
         match self.denominator:
             case Denominator.CLAMPED_LENGTH:
                 return self.epsilon / math.sqrt(self.group_size)
-            case Denominator.EPSILON_OUTSIDE_ROOT:
+            case Denominator.EPSILON_OUTSIDE_ROOT | Denominator.CLAMPED_ROOT:
                 return self.epsilon
             case Denominator.EPSILON_INSIDE_ROOT:
                 return math.sqrt(self.epsilon)
@@ -170,13 +192,13 @@ class NormFit:
 
 
 class Clarity(IntEnum):
-    """Degree to which a rejected reading explains a norm."""
+    """Rank of the reasons of rejected readings; the reason with the highest rank is reported."""
 
-    # The two ends don't belong together.
+    # The two tensors can't be input and output of one norm.
     APART = 0
-    # Reported only if there is no better reason.
+    # The reason applies to many regions.
     VAGUE = 1
-    # The reason names the norm's flaw.
+    # The reason names the property by which the region differs from a norm.
     SPECIFIC = 2
 
 
@@ -185,10 +207,10 @@ class RejectedReading(Refusal):
     """Reason why the nodes between two tensors are not a norm.
 
     Attributes:
-        clarity: how specific the reason is.
+        clarity: rank of the reason.
         start, end: names of the two tensors.
-        region: the nodes that were evaluated; None if none were.
-        fit: the norm that they seemed to be before a check failed.
+        region: the nodes that were evaluated; None if nothing was evaluated.
+        fit: the norm that the nodes seemed to compute before a check failed.
     """
 
     clarity: Clarity = Clarity.SPECIFIC

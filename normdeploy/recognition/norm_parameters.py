@@ -1,7 +1,7 @@
 """Match measured gamma, beta and epsilon with the values that the file stores.
 
-A measured value is accurate to about 1e-13. If a constant of the file agrees with it, the constant is taken: it is
-exact and keeps its name. Gamma and beta may also be data.
+A measured value is accurate to about 1e-13. If a constant of the file agrees with the measured value, the constant is
+used, because it is exact and keeps its name. Gamma and beta may also be data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..graphs.region import Refusal, Region
 from .anchors import is_norm_node
 
 _CASTS = ("Cast", "CastLike")
-# A constant keeps its values through these ops.
+# These ops do not change the values of a constant.
 _FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")
 # Views that keep the order of the elements.
 _SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")
@@ -30,7 +30,8 @@ class MeasuredParameter:
 
     Attributes:
         value: the constant, with as many axes as x and size 1 along axes on which it does not vary; None for data.
-        tensor: the data, or the file's initializer that stores exactly ``value`` and so keeps its name.
+        tensor: the data, or the file's initializer if it stores exactly ``value``. The initializer is used with its
+            name.
         varies: the axes of x along which it varies.
     """
 
@@ -53,10 +54,10 @@ def find_parameter(
         full: the measured values, in the shape of x.
         others: values that the leaves other than x had during the measurement.
         neutral: 1 for gamma, 0 for beta.
-        vector: for data, return the one-dimensional tensor behind its views, if there is one.
+        vector: True to return the one-dimensional tensor that the data is a view of, if one exists.
 
     Returns:
-        the parameter, None if it is ``neutral`` everywhere, or a refusal if its data can't be broadcast to x.
+        the parameter; None if it is ``neutral`` everywhere; a refusal if it is data that can't be broadcast to x.
     """
     scale = np.abs(full).max()
     for leaf, values in zip(region.leaves[1:], others, strict=True):
@@ -84,7 +85,10 @@ def _is_close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
 def _data_parameter(
     graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool
 ) -> MeasuredParameter | Refusal:
-    """Find a data gamma or beta: the nearest tensor above ``leaf``, behind views, that broadcasts to x as required."""
+    """Find the tensor of a gamma or beta that is data: ``leaf``, or a tensor of which ``leaf`` is a view.
+
+    Of these tensors, the first one that broadcasts to x is chosen.
+    """
     varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
     t: gs.Tensor = leaf
     wanted = tuple(index.shape[a] for a in varies)
@@ -116,7 +120,7 @@ def snap_to_file(graph: Graph, region: Region, reduced: np.ndarray, varies: tupl
     """Match a measured value with a constant of the file.
 
     Returns:
-        the constant, which is exact, possibly times a factor; the measured value if no constant matches.
+        the exact constant, possibly times a factor; the measured value if no constant matches.
     """
     for t in region_constants(graph, region):
         if (
@@ -138,10 +142,10 @@ def snap_to_file(graph: Graph, region: Region, reduced: np.ndarray, varies: tupl
 
 
 def snap_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
-    """Replace a measured epsilon by the number of the file that agrees with it.
+    """Replace a measured epsilon by the number in the file that agrees with it.
 
     Returns:
-        that number, or ``epsilon`` if none agrees.
+        the number in the file, or ``epsilon`` if no number agrees.
     """
     exact = stored_epsilon(graph, region, epsilon)
     if exact is None:
@@ -150,10 +154,10 @@ def snap_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
 
 
 def stored_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
-    """Find the number of the file that agrees with the measured epsilon to a relative 1e-7.
+    """Find the number in the file that agrees with the measured epsilon up to a relative error of 1e-7.
 
     Returns:
-        the number, from an attribute or a scalar constant; None if none agrees.
+        the number, from an attribute or a scalar constant; None if no number agrees.
     """
     attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if is_norm_node(n))
     scalars = (
@@ -166,10 +170,10 @@ def stored_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None
 
 
 def numbers_cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
-    """List the nonzero scalars that a Cast of the file turns into zero; the evaluation in float64 does not show this.
+    """List the nonzero scalars that a Cast of the file turns into zero. An evaluation in float64 does not show this.
 
     Returns:
-        pairs of the number and the name of the type that it is cast to.
+        pairs of a scalar and the name of the type that it is cast to.
     """
     vanished: dict[tuple[float, str], None] = {}
     stack = [
@@ -194,10 +198,10 @@ def numbers_cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]
 
 
 def region_constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
-    """Yield the file's constants that the region reads, directly or behind views and Casts.
+    """Yield the file's constants that the region reads, directly or through views and Casts.
 
     Yields:
-        each constant once; a ``value_float`` of a Constant node as an unnamed float32 constant.
+        each constant once. A ``value_float`` of a Constant node is yielded as a float32 constant without a name.
     """
     seen: set[int] = set()
     stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]

@@ -1,4 +1,4 @@
-"""Name the numerator of a deviation if it is neither its input nor its input minus a mean.
+"""Explain a division by a deviation whose numerator is neither the input nor the input minus its mean.
 
 An example is EvoNorm's x·sigmoid(v·x) (arXiv:2004.02967).
 """
@@ -11,15 +11,17 @@ from ..graphs.graph import Graph, value_inputs
 from .anchors import INSIDE, VIEWS
 from .fit_measurement import EVEN
 
-# Limit of nodes walked below a deviation, and above its numerator.
+# Maximum number of nodes that are visited below a deviation, and above its numerator
 _FARTHEST = 24
 
 
 def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
-    """Explain why a division by ``deviation``, a function of x that is the same for −x, is not a norm of x.
+    """Explain why a division by ``deviation`` is not a norm of x.
+
+    The deviation is an even function of x: it is the same for x and −x.
 
     Returns:
-        the reason, which names the first node of the numerator that no norm contains.
+        the reason. It names the first node of the numerator that cannot be part of a norm.
     """
     for divided in _numerators_of(graph, deviation):
         node = _foreign_node_above(graph, divided, x)
@@ -53,7 +55,7 @@ def _numerators_of(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
 
 
 def _foreign_node_above(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:
-    """Find the nearest node above ``t``, and not above ``x``, that no norm contains; None if there is none."""
+    """Find the nearest node between ``x`` and ``t`` that cannot be part of a norm; None if there is no such node."""
     stack = [t]
     seen = 0
     while stack and seen < _FARTHEST:

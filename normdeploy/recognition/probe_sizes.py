@@ -1,12 +1,16 @@
-"""Choose the sizes at which a region is evaluated and judged.
+"""Choose the sizes at which a region is evaluated to read it as a norm.
 
-Symbolic dims need a size, and large static dims get a smaller one if the region treats them place by place. A norm of
-(64, 256, 56, 56) over the channels is the same function at each of its 64 · 56 · 56 places. A few places therefore show
-its function. An axis of x is loose if all of this holds; it then gets two small sizes in turn, as a dynamic one does:
+Symbolic dims need a size. Large static dims get a smaller size if the region computes the same function at each index
+along them. For example, a norm of (64, 256, 56, 56) over the channels computes the same function at each of the 64 · 56
+· 56 combinations of the other indices. A few of them therefore show the function. An axis of x is called loose if all
+three conditions hold:
 
-- The region reads only x and no shapes, so only its constants can depend on the static size.
-- It can be evaluated at a small size of that axis: no constant (gamma, the shape of a Reshape) has the static size.
-- If one element of x changes, y changes at no other place along that axis: nothing is summed over it.
+- The region reads no data but x, and no shapes. So only its constants can depend on the static size.
+- The region can be evaluated at a small size of this axis. So no constant (gamma, the shape of a Reshape) has the
+  static size.
+- If one element of x changes, y changes only at the same index along this axis. So nothing is summed over the axis.
+
+A loose axis gets two small sizes in turn, like a dynamic axis.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from ..evaluate import evaluator
 from ..evaluate.evaluation_budget import is_affordable
 from ..graphs.region import BoundRegion, EvaluationFailed, Region, concrete_shape, size_assignments
 
-# Static sizes of an x with up to this many elements are left unchanged.
+# If x has at most this number of elements, its static sizes are not changed.
 _LARGE = 2**16
-# An axis up to this size is left unchanged.
+# An axis of at most this size is not changed.
 _LONG = 8
-# Sizes of a loose axis; never 1, which would broadcast.
+# Sizes of a loose axis. Size 1 would broadcast, so it is not used.
 _FEW = (2, 3)
-# Size of an axis while the normalized axes are unknown. With two elements x̂ is ±1 and depends on neither.
+# Size of an axis while the normalized axes are unknown. Size 2 would hide changes: the normalized values of two
+# elements are always ±1.
 _TRIAL = 3
 
 
@@ -36,7 +41,7 @@ def bound_regions(
     """Bind a region to sizes at which it can be evaluated.
 
     Args:
-        loose: axes of x whose static size is replaced; None takes those of `find_loose_axes`.
+        loose: axes of x whose static size is replaced; None to use `find_loose_axes`.
 
     Yields:
         the bound region and the concrete shape of x.
@@ -60,9 +65,9 @@ def bound_regions(
 
 
 def _enlarge_sizes(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[str, int], tuple[int, ...] | None]:
-    """Return ``sizes``, or larger ones if x would have almost no elements.
+    """Return ``sizes``, or larger sizes if x would have almost no elements.
 
-    A waveform of 5 samples has −1 samples after two convolutions.
+    For example, a waveform of 5 samples would have −1 samples after two convolutions.
     """
     dims = region.graph.shape(region.leaves[0]) or ()
     for factor in (1, 8, 64, 512):
@@ -74,7 +79,7 @@ def _enlarge_sizes(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[st
 
 
 def find_loose_axes(region: Region) -> tuple[int, ...]:
-    """Find the axes of x, the first leaf, whose static size does not affect the region's function.
+    """Find the loose axes of x, the first leaf. Their static size does not affect the region's function.
 
     Returns:
         the axes, sorted; empty if x has at most 2^16 elements, or if the region reads other data or shapes.
@@ -97,7 +102,7 @@ def find_loose_axes(region: Region) -> tuple[int, ...]:
 
 
 def _axes_computed_by_place(bound: BoundRegion, size: tuple[int, ...], long: list[int]) -> tuple[int, ...]:
-    """Return the ``long`` axes along which an element of x moves y only at its own place."""
+    """Return the ``long`` axes along which an element of x changes y only at its own index."""
     loose: tuple[int, ...] = ()
     for axis in long:
         if not is_affordable(_shrink_loose_axes(size, (*loose, axis))):

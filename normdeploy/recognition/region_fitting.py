@@ -1,7 +1,7 @@
 """Read a region between two tensors as a norm from its values.
 
-The region is fitted at one size, or at two if the size of its groups is dynamic. The fits have to agree, and the file's
-constants replace measured values.
+A norm is fitted to the region's values at one size, or at two sizes if the size of the groups is dynamic. The fits have
+to agree. Constants of the file then replace the measured values that they agree with.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
             break
     if not fits:
         return refusal
+    if _stores_clamped_root(graph, region, fits[0]):
+        fits = [f.clamp_root() for f in fits]
     if len(fits) == 2:
         unbiased = _unbiased_fit(*fits)
     else:
@@ -79,12 +81,13 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
 
 
 def norm_like_other(region: Region, other: Norm) -> Norm | None:
-    """Read ``region`` as the norm ``other``, whose region differs only in the values of large constants.
+    """Read ``region`` like the norm ``other``, whose region differs only in the values of large constants.
 
     Returns:
-        a guessed norm; None if the constants' places are unknown, if data enters, or in half precision.
+        a guessed norm. None if it is unknown which constants hold gamma and beta, if the region reads data other than
+        x, or if ``other`` is in half precision.
     """
-    # Half precision may not represent a wider constant.
+    # Half precision may not represent a constant that has a wider type.
     if len(region.leaves) > 1 or other.dtype.itemsize == 2:
         return None
     params: list[MeasuredParameter | None] = []
@@ -114,10 +117,19 @@ def _has_dynamic_groups(shape: Dims, fitted: NormFit) -> bool:
     return not all(isinstance(shape[a], int) for a in fitted.normalized_axes)
 
 
+def _stores_clamped_root(graph: Graph, region: Region, fitted: NormFit) -> bool:
+    """Return True if the file stores the number that clamps sqrt(mean(x²)), and not the number that clamps ‖x‖₂."""
+    return (
+        fitted.clamped
+        and stored_epsilon(graph, region, fitted.epsilon) is None
+        and stored_epsilon(graph, region, fitted.clamp_root().epsilon) is not None
+    )
+
+
 def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
-    """Return the fit with a variance that divides by n − 1, if gamma and epsilon then agree at both sizes n."""
+    """Return the fit with a variance that divides by n − 1, if gamma and epsilon of this fit agree at both sizes n."""
     if (
-        (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside)
+        (a.axes, a.split, a.centered, a.outside, a.keeps_mean) != (b.axes, b.split, b.centered, b.outside, b.keeps_mean)
         or a.group_size == b.group_size
         or not a.centered
     ):
@@ -135,12 +147,14 @@ def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
 def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> NormFit | None:
     """Return the fit with a variance that divides by n − 1, if its epsilon is stored in the file.
 
-    This is for epsilon outside the root over a static size.
+    This applies to a norm of static size without a standard op. One of normdeploy's own ops expresses this norm with
+    the epsilon that the file stores.
     """
-    if not fitted.outside or not fitted.centered or fitted.group_size < 2:
+    if not (fitted.outside or fitted.keeps_mean) or not fitted.centered or fitted.group_size < 2:
         return None
-    factor = np.sqrt(fitted.group_size / (fitted.group_size - 1))
-    exact = stored_epsilon(graph, region, fitted.epsilon * factor)
+    ratio = fitted.group_size / (fitted.group_size - 1)
+    factor = np.sqrt(ratio)
+    exact = stored_epsilon(graph, region, fitted.epsilon * (factor if fitted.outside else ratio))
     if exact is None or stored_epsilon(graph, region, fitted.epsilon) is not None:
         return None
     return replace(fitted, gamma=fitted.gamma * factor, epsilon=exact)
@@ -148,7 +162,13 @@ def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> N
 
 def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
     """Describe how two fits of one region at two sizes differ; None if they agree."""
-    if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
+    if (a.axes, a.split, a.centered, a.denominator, a.keeps_mean) != (
+        b.axes,
+        b.split,
+        b.centered,
+        b.denominator,
+        b.keeps_mean,
+    ):
         return "the normalized elements change with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
@@ -206,7 +226,7 @@ def _build_norm(
         region,
         region.leaves[0],
         region.y,
-        # The fit is kept without gamma and beta, which take as much memory as x.
+        # Keep the fit without its gamma and beta arrays, because each takes as much memory as x.
         fitted.resize(fitted.shape),
         shape,
         dtype,
@@ -218,7 +238,7 @@ def _build_norm(
 
 
 def _epsilon_notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
-    """Note an epsilon that a Cast of the file turns into zero; the node keeps the number that its author wrote."""
+    """Write a note if a Cast of the file turns epsilon into zero. The fused node keeps the epsilon before the Cast."""
     return tuple(
         f"its epsilon {number:.7g} becomes 0 when the file casts it to {kind}: the original may divide by "
         f"zero on constant rows; the node uses {number:.7g} as written in the model"
@@ -233,7 +253,7 @@ def _is_representable(value: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def _has_wider_constants(graph: Graph, region: Region) -> bool:
-    """Return True if gamma or beta may have a wider type than x; rounding them to x's type would change them."""
+    """Return True if gamma or beta may have a wider type than x. Rounding them to x's type would change them."""
     constants = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
     return any(
         (d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1

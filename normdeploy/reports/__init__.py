@@ -1,1 +1,1 @@
-"""Write a verb's results as JSON, as tables for the terminal, and as a page."""
+"""Write the results of a verb as a JSON report and as an HTML page."""

@@ -1,4 +1,7 @@
-"""Draw norms as SVG in the page's colors: boxes and arrows, each node one row below the lowest of its inputs."""
+"""Draw norms as SVG diagrams of boxes and arrows.
+
+Each node is one row below the lowest of its inputs. The diagrams use the page's colors.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from typing import Any
 
 Place = tuple[float, float]
 
-# Half the length of the shortest arrow; a larger bend would run back over the arrow.
+# Size of an arrow's bend in pixels: half the length of the shortest arrow. A larger bend would overlap the arrow
+# itself.
 _BEND = 8
-# Letters that fit in a box.
+# Number of letters that fit into a box
 _LETTERS = 22
 
 
@@ -22,9 +26,9 @@ class DiagramLayout:
     Attributes:
         wide: width of a box.
         high: height of a box.
-        across: step from one box to the next in a row.
-        down: step from one row to the next.
-        gap: space between an arrow's head and its box.
+        across: distance between the centers of neighboring boxes in a row.
+        down: distance between the centers of neighboring rows.
+        gap: space between the head of an arrow and the box that it points to.
     """
 
     wide: float = 150
@@ -40,7 +44,7 @@ class DiagramLayout:
             rows: row of each box, 0 at the top.
             left: left edge of the diagram.
             top: center of the first row.
-            columns: most boxes in a row.
+            columns: largest number of boxes in a row.
 
         Returns:
             (x, y) of each box.
@@ -58,14 +62,16 @@ class DiagramLayout:
         return boxes
 
     def draw_arrow(self, start: Place, end: Place, center: float, head: str) -> str:
-        """Draw an arrow from the lower edge of one box to the upper edge of another. It goes around the boxes of rows
-        between them.
+        """Draw an arrow from the lower edge of one box to the upper edge of another box.
+
+        The arrow goes around the boxes of the rows between them.
 
         Args:
             start: center of the first box.
             end: center of the second box.
-            center: x of the diagram's middle; the arrow passes on its own side of it.
-            head: id of the arrow's head.
+            center: x of the diagram's middle. The arrow goes around other boxes on the side of the middle on which most
+                of the arrow lies.
+            head: id of the SVG marker for the arrow's head.
 
         Returns:
             an SVG path.
@@ -83,13 +89,13 @@ class DiagramLayout:
         return f'<path d="M{x:g} {y:g} C{bends} {to_x:g} {to_y:g}" marker-end="url(#{head})"/>'
 
     def draw_frame(self, kind: str, x: float, y: float, more: float = 0) -> str:
-        """Draw the frame of a box around a center.
+        """Draw the frame of a box.
 
         Args:
             kind: CSS class.
-            x: of the center.
-            y: of the center.
-            more: extra width.
+            x: x of the center.
+            y: y of the center.
+            more: additional width.
 
         Returns:
             an SVG rectangle.
@@ -108,8 +114,8 @@ def draw_diagram(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
     """Draw boxes and their arrows.
 
     Args:
-        boxes: ``records.DiagramBox`` as JSON, each after its inputs.
-        head: id of the arrow's head, unique on the page.
+        boxes: boxes as JSON (`normdeploy.findings.records.DiagramBox`), each after its inputs.
+        head: id of the SVG marker for the arrows' heads, unique on the page.
 
     Returns:
         an SVG element.
@@ -137,10 +143,10 @@ def draw_diagram(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
 
 
 def diagram_caption(boxes: Sequence[Mapping[str, Any]]) -> str:
-    """Describe a diagram for readers who can't see it.
+    """Describe a diagram in words, for screen readers.
 
     Returns:
-        the norm's own ops, separated by spaces.
+        ops of the nodes that belong to the norm, separated by spaces.
     """
     return " ".join(box["op"] for box in boxes if box["own"]) or "nothing is left of it"
 

@@ -1,4 +1,4 @@
-"""Build the rows of the page's tables from the JSON report; the terminal shows the same rows."""
+"""Build the rows of the page's tables from the JSON report. The terminal shows the same rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..findings.finding_groups import (
 )
 from ..findings.records import STATUS_WORDS, Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 
-# Most rows of one table.
+# Maximum number of rows of one table
 _ROWS = 120
-# Most ops of one spelling.
+# Maximum number of ops of a norm that are listed
 _CHIPS = 24
 
 
@@ -33,23 +33,23 @@ class TruncatedRows:
         """Keep the first 120 rows.
 
         Returns:
-            these rows and the number of rows left out.
+            these rows, and the number of rows left out.
         """
         return cls(rows[:_ROWS], max(0, len(rows) - _ROWS))
 
 
 @dataclass(frozen=True)
 class PageRow:
-    """Norms, or float32 regions, that differ only in the numbers in their names.
+    """Row for norms or float32 regions whose names differ only in numbers.
 
     Attributes:
-        name: common name.
-        count: number of norms or regions.
+        name: common name of the members.
+        count: number of members.
         place: body or function; "" for the main graph.
         kind: kind of the norm, or op type of the region.
-        found: op types of the spelling.
-        became: form after the rewrite; for a region, the largest magnitude.
-        failed: whether a certificate of the group failed.
+        found: op types of the norm in the original file; for a region, the kind of reason.
+        became: form after the rewrite; for a region, the largest magnitude seen.
+        failed: True if a certificate of the group failed.
         tensor: output of the group's first member.
         nodes: number of nodes of all members.
     """
@@ -59,9 +59,9 @@ class PageRow:
     place: str
     kind: str
     status: str
-    # the word that is shown for it
+    # Word that is shown for ``status``
     word: str
-    # op types
+    # Op types of the norm, or the kind of reason of a region
     found: tuple[str, ...]
     became: str
     reason: str
@@ -73,7 +73,7 @@ class PageRow:
 
 
 def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
-    """``norms`` of the JSON report, in its order."""
+    """Build the rows of ``norms`` of the JSON report, in its order."""
     return [_make_row(group) for group in group_findings(map(parse_finding, told))]
 
 
@@ -142,7 +142,7 @@ def _parse_record(kind: type, told: Mapping[str, Any]) -> Any:
 
 
 def _freeze_value(value: Any) -> Any:
-    """Turn lists into tuples, and the words "nan", "inf" and "-inf" into numbers, which JSON lacks."""
+    """Convert lists to tuples, and the strings "nan", "inf" and "-inf", which stand for numbers in JSON, to floats."""
     if isinstance(value, list):
         return tuple(map(_freeze_value, value))
     if value in ("nan", "inf", "-inf"):

@@ -1,7 +1,7 @@
-"""Render pages: one HTML file each, without network access and without scripts.
+"""Render HTML pages. A page is one file without scripts, and makes no network requests.
 
-Texts come from untrusted files. Templates escape them, `sanitize_texts` removes control characters and truncates them,
-and the page's content policy (``templates/head.html``) stops the browser from loading anything.
+Texts come from untrusted files. Templates escape them, and `sanitize_texts` replaces control characters and truncates
+them. The page's content policy (``templates/head.html``) stops the browser from loading anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEEDED = ("jinja2", "matplotlib")
 
 
 def require_page_libraries() -> None:
-    """Check before any work that a page can be made.
+    """Check that the libraries for pages are installed. Callers do this before any work.
 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
@@ -39,7 +39,7 @@ def template_environment() -> jinja2.Environment:
     """Load the templates.
 
     Returns:
-        an environment with the filters num, size, shape and whole.
+        a jinja2 environment with the filters num, size, shape and whole.
 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
@@ -63,7 +63,7 @@ def sanitize_texts(value: Any, longest: int) -> Any:
     """Escape control characters in all texts of ``value`` and truncate them to ``longest`` letters.
 
     Returns:
-        value of the same structure; sequences become lists.
+        a value of the same structure; sequences become lists.
     """
     if isinstance(value, str):
         text = escape_lines(value)
@@ -78,10 +78,10 @@ def sanitize_texts(value: Any, longest: int) -> Any:
 
 
 def find_filled_columns(rows: Sequence[Mapping[str, Any]], *columns: str) -> dict[str, bool]:
-    """Find the columns of a table that would not be empty.
+    """Find the columns of a table that are not empty.
 
     Returns:
-        column -> True if a row has a value in it.
+        column -> True if any row has a value in the column.
     """
     return {c: any(row.get(c) not in (None, "", [], ()) for row in rows) for c in columns}
 
@@ -90,7 +90,7 @@ def format_number(value: Any) -> str:
     """Format a measured number with at most three digits.
 
     Returns:
-        text; a dash for None.
+        the text; a dash for None.
     """
     if value is None:
         return "–"
@@ -103,7 +103,7 @@ def format_number(value: Any) -> str:
 
 
 def keep_numbers_whole(text: str) -> Markup:
-    """Keep each number of ``text`` on one line; browsers break 1e-07 after the hyphen.
+    """Keep each number of ``text`` on one line. Without this, browsers break 1e-07 after the hyphen.
 
     Returns:
         escaped HTML.

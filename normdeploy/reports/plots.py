@@ -1,4 +1,4 @@
-"""Draw the plots of the report's page (``normdeploy.reports.svg_drawing`` converts them for HTML)."""
+"""Draw the plots of the report's page; `normdeploy.reports.svg_drawing` converts them to SVG."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ from .svg_drawing import (
     set_ordered_axes,
 )
 
-# Most op types that get a bar of their own.
+# Maximum number of op types with a separate bar
 _OPS = 12
-# Most letters of a name.
+# Maximum number of letters of a name in a plot
 _NAME = 28
-# Least bits of an exact proof.
+# Minimum bits of an exact proof: its error probability is at most 2^-80
 _LEAST = 80
-# Most certificates drawn; more would make the page large.
+# Maximum number of certificates in a plot; more would make the page too large.
 _CERTIFICATES = 10_000
-_FARTHEST = (
-    # A race's axis ends at this multiple of the slowest median; else outliers of a busy machine take all the room.
-    3
-)
-# Most points of one runtime's drift.
+# The axis of a race ends at this multiple of the slowest median. Otherwise outliers of a busy machine would compress
+# all other times.
+_FARTHEST = 3
+# Maximum number of points in the drift plot of one runtime
 _POINTS = 1000
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot for the page.
+    """Plot of the page.
 
     Attributes:
         caption: sentence below the plot.
-        alt: plot in words, for readers who can't see it.
-        svg: element for an HTML document.
+        alt: description of the plot in words, for screen readers.
+        svg: SVG element for an HTML document.
     """
 
     caption: str
@@ -57,10 +56,10 @@ class Plot:
 
 
 def parse_number(value: Any) -> float:
-    """Parse a number of the JSON report, in which "nan", "inf" and "-inf" are texts and null is unknown.
+    """Parse a number of the JSON report, which may be a string ("nan", "inf", "-inf") or null.
 
     Returns:
-        number; NaN for None.
+        the number; NaN for null.
     """
     if value is None:
         return math.nan
@@ -71,7 +70,7 @@ def plot_identity_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
     """Plot each certificate's error in float64 and its bound, both relative.
 
     Returns:
-        plot with one place for each certificate, in the graph's order.
+        a plot with one x position per certificate, in the graph's order.
     """
     shown = _select_values(certificates, [not c["identity"] for c in certificates], _CERTIFICATES)
     errors, bounds = ([parse_number(c[key]) for c in shown] for key in ("error", "bound"))
@@ -94,7 +93,7 @@ def plot_proof_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
     """Plot the error probability of each exact proof in bits (−log₂), above the required minimum of 80.
 
     Returns:
-        plot with one place for each proof, in the graph's order.
+        a plot with one x position per proof, in the graph's order.
     """
     shown = _select_values(certificates, [False for _ in certificates], _CERTIFICATES)
     bits = [parse_number(c["bits"]) for c in shown]
@@ -114,10 +113,10 @@ def plot_proof_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def plot_rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """Plot onnxruntime's error for each norm before and after, in the model's own type, against float64.
+    """Plot onnxruntime's error against float64 for each norm, before and after the rewrite, in the model's type.
 
     Returns:
-        plot, or None if no norm was run.
+        a plot, or None if no norm was run.
     """
     ran = [c for c in certificates if c["rounding_after"] is not None and c["rounding_bound"] is not None]
     if not ran:
@@ -143,10 +142,12 @@ def plot_rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
 
 
 def plot_op_counts(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
-    """Plot the number of nodes by op type, before and after. The types with the largest change have their own bars.
+    """Plot the number of nodes by op type, before and after.
+
+    The types with the largest change have their own bars.
 
     Returns:
-        plot with at most 12 types; one bar sums the others.
+        a plot with at most 12 types. One more bar has the sum of all other types.
     """
     names = sorted(
         before.keys() | after.keys(), key=lambda op: (-abs(before.get(op, 0) - after.get(op, 0)), -after.get(op, 0), op)
@@ -194,15 +195,15 @@ def plot_op_counts(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
 
 
 def plot_drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot:
-    """Plot a runtime's error from the first tensor to the last, with eager's error and the allowed error.
+    """Plot a runtime's error at each tensor from the first to the last, with eager's error and the allowed error.
 
     Args:
-        runtime: name for texts.
+        runtime: name of the runtime for texts.
         points: points of ``parity.drift``, in the file's order.
-        place: number of the plot, for its ids.
+        place: number of the plot on the page, for unique ids.
 
     Returns:
-        plot with up to about 1,000 points; failed points are marked.
+        a plot with up to about 1,000 points. Failed points are marked.
     """
     wrong = [bool(p.get("reason")) or not parse_number(p["error"]) <= parse_number(p["allowed"]) for p in points]
     shown = _select_values(points, wrong, _POINTS)
@@ -235,12 +236,12 @@ def plot_race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Pl
     """Plot median latencies as bars, samples as dots and the 95th percentile as a line, in milliseconds.
 
     Args:
-        norm: norm that was raced; "" for whole models.
+        norm: norm that was timed; "" for whole models.
         entries: entries of ``race``.
-        place: number of the plot, for its ids.
+        place: number of the plot on the page, for unique ids.
 
     Returns:
-        plot with one bar for each entry.
+        a plot with one bar per entry.
     """
     with open_figure(0.6 + 0.62 * len(entries)) as (figure, axes):
         right = min(
@@ -280,7 +281,10 @@ def plot_race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Pl
 
 
 def _select_values(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -> Sequence[Mapping[str, Any]]:
-    """Return all values, or about ``most`` of them: evenly spaced ones, and up to half as many bad ones."""
+    """Return all values if there are few, or about ``most`` of them.
+
+    The selection has evenly spaced values, and in addition up to half as many bad values.
+    """
     if len(values) <= most:
         return values
     kept = {*range(0, len(values), math.ceil(len(values) / most)), *[i for i, b in enumerate(bad) if b][: most // 2]}
@@ -315,5 +319,8 @@ def _shorten_text(text: str, most: int = _NAME) -> str:
 
 
 def _jitter_offset(i: int) -> float:
-    """Return an offset from -0.16 to 0.16 that spreads any number of samples evenly: multiples of the golden ratio."""
+    """Return an offset from -0.16 to 0.16 for sample ``i``.
+
+    The offsets are multiples of the golden ratio, which spread any number of samples evenly.
+    """
     return (i * 0.6180339887 % 1 - 0.5) * 0.32

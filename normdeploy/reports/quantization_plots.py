@@ -1,4 +1,4 @@
-"""Draw the plots of a quantized model: the range of each layer's input, and the error that each layer costs."""
+"""Draw the plots of a quantized model: the range of each layer's input, and the error that each layer causes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .svg_drawing import (
     set_signed_scale,
 )
 
-# Most layers drawn.
+# Maximum number of layers in a plot
 _LAYERS = 1000
 
 
@@ -30,7 +30,7 @@ def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
     others.
 
     Returns:
-        plot, or None if no range is known.
+        a plot, or None if no range is known.
     """
     told = [layer for layer in layers if layer["low"] is not None and layer["high"] is not None]
     if not told:
@@ -55,10 +55,12 @@ def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
 
 
 def plot_costs(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """Plot the output's relative error with each layer alone quantized; layers left in float are marked.
+    """For each layer, plot the relative error of the outputs when only this layer is quantized.
+
+    Layers that were left in float are marked.
 
     Returns:
-        plot, or None if no error was measured.
+        a plot, or None if no error was measured.
     """
     told = [layer for layer in layers if layer["error"] is not None]
     if not told:

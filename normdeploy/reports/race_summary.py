@@ -1,4 +1,4 @@
-"""Say which contestant of a race is the fastest, if the measurement can tell."""
+"""Name the fastest contestant of a race, if the measurement is accurate enough."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 
 def describe_fastest(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Name the fastest contestant of a race, or the contestants that are too close to tell.
+    """Name the fastest contestant of a race, or the fastest contestants if their times are too close.
 
-    A contestant is the fastest only if its 95 % interval lies below those of all others.
+    A contestant is the fastest only if its 95 % interval is below the intervals of all other contestants.
 
     Args:
-        entries: fields of the contestants: "runtime", "file", "form", "median" in ms, "interval" (of the time relative
-            to the first one; None if unknown) and "reason" (not timed if it is not "").
+        entries: contestants, with the keys "runtime", "file", "form", "median", "interval" and "reason". The median is
+            in ms. The interval is of the time relative to the first contestant, or None if unknown. A contestant with a
+            reason was not timed.
 
     Returns:
-        a phrase; "" if fewer than two were timed.
+        a phrase; "" if fewer than two contestants were timed.
     """
     timed = [entry for entry in entries if not entry.get("reason") and entry.get("interval")]
     if len(timed) < 2:

@@ -1,126 +1,183 @@
 """Write a verb's report as JSON.
 
-The schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the next
-number. Numbers that are not finite are the strings "nan", "inf" and "-inf". Unknown or inapplicable values are null.
+The schema is ``normdeploy/report/1``. A later version may add keys. If a version changes or removes a key, the schema
+gets the next number. ``reports/schemas/report.json`` is the JSON Schema.
 
-    schema      "normdeploy/report/1"
-    normdeploy  version that wrote the report
-    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench" | "package"
-    command     command line, quoted for a POSIX shell; "" from Python
-    files       role -> path as given; roles: "source", "output", "model", "onnx", "engine", "inputs", "onnx 2", ...
-    sha256      "output" -> SHA-256 of the file that the verb wrote, by which `package` finds its report; empty if
-        the verb wrote no single file
-    opset       of the ONNX file
-    sizes       role -> bytes of the file and of its external weights; paths that are not files are left out
-    nodes       {"before", "after"}: number of nodes
-    ops         {"before", "after"}: op type -> number of nodes in the main graph, the most frequent first
-    norms       one object for each normalization of the model, in the graph's order:
-        kind
-        status: "fused" | "folded" | "kept" | "refused" | "undone"
-        module: qualified path
-        place: body or function that contains the norm, "" for the main graph
-        tensor
-        spelling: op types found
-        remains: ops left of a folded norm
-        became, reason, axes, epsilon, dtype, notes
-        attempts: readings that were given up: start, end, stage ("ends" | "values" | "form"), reason, tensor (the
-            culprit)
-        proved: kinds of evidence, "identity", "onnxruntime run", ...
-        certificate: null, or
-            identity
-            method: "exact" | "float64"
-            exact proofs: cases (points), bits (the error probability is at most 2^-bits), degree, gains (NaN where an
-                infinite input gave a number); failures: why and culprit
-            float64 proofs: error and bound (relative), cases, worst
-            rounding_before, rounding_after, rounding_bound: absolute, in onnxruntime, in the model's own type
-            rounding_ok, note
-        "inspect" alone adds:
-            input, shape (of the input: sizes, names, null)
-            ddof: 0 | 1 | null
-            epsilon_as_written: added to a variance of that ddof; epsilon is that of the equal biased norm
-            outside: epsilon is added to the root
-            gamma and beta: null, or data (comes from an input of the model), axes (of the norm's input, along which it
-                varies), name, one_plus (it is 1 + w)
-            statistics: type of the reductions, "constant" for BatchNorm
-            half: for "float16" and "bfloat16": dtype, epsilon (as it would be stored), vanishes ("" | "subnormal" |
-                "zero"), overflow (names of constants that become Inf)
-            tensors: outputs of the nodes found
-            written: outputs of the nodes that would replace them
-            runtimes: runtime (with its version), form ("now" | "optimized"), nodes (op types), verdict ("kernel" |
-                "function" | "layers" | "missing" | "unknown"), parts (the ops that onnxruntime runs after its own
-                optimizations, or the types of TensorRT's layers that process data), reason
-    explanations  one object for each norm that --explain NAME selects, or for a place without a norm:
-        name, finding (its tensor, null without a finding), start, way (the nodes from there: tensor, text, mark), said
-        (how far recognition came)
-    pictures    "inspect" alone: one object for each group of norms that look alike: kind, module (of the first),
-        status, tensors (of the norms), before and after (empty if the norm stays or is folded away): boxes, each with
-        op ("" for a tensor at the edge), name (of that tensor), inputs (indices of earlier boxes), own (a node of the
-        norm; else a neighbor)
-    layers      "inspect" of a quantized file alone: one object for each linear layer or convolution with a constant
-        weight: tensor (its result), op, module, input (the tensor that is quantized before it, or that it reads),
-        status (its quantized operands: "quantized" | "weight" | "activation" | "float"), weight (type), granularity (of
-        the scales: "tensor", "384 channels", "blocks of 32"), weight_symmetric (zero points are 0), activation (type),
-        dynamic (the input's scale is computed at run time), scale and zero_point of the input, low and high (its
-        range); null if they are not one number
-    engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library
-        builds for), profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": not run),
-        norm_impl ("native" | "plugin" | "auto"), norms (empty if the file was parsed unchanged): node, module, op, form
-        ("native node", "function body", "plugin RMSNorm", or the nodes that replaced it), reason, types (floating type
-        -> number of layers, checked against the file's; {} if the file was not converted to half precision here),
-        more_profiles (like profile, one object each), options (of the build: timing_cache, workspace in bytes,
-        optimization_level, hardware_compatibility, version_compatible, refit, weight_streaming, ep_context; null or
-        false: not requested), capability (the library's: "STANDARD"), notes, ep_context (null if path is the engine
-        itself: mode "embed" | "file", file (of the engine next to it), partition, architecture, sdk_version)
-    quantization  null, or `normdeploy.findings.quantization_report.QuantizationReport`, field by field
-    precision   null, or to ("fp16" | "bf16"), islands (float32 regions: kind "norm" | "statistics" | "constant" |
-        "range" | "positions" | "angles" | "scales" | "logarithm" | "logits" | "no half form" | "control flow" |
-        "as written", op, module, tensor, reason, value: largest magnitude seen or null, nodes: their outputs), nodes
-        (floating ones), kept (the number of these in float32), casts (inserted), bytes (of the weights, before and
-        after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The norms'
-        certificates are of the model before the conversion
-    parity      ok, rule (the default: reference, multiple, most_ratio, most_runs), standard (the rules that were given,
-        "" without any), reference (the model that the files were compared with), up_to (input elements, null if every
-        size was run), cases (names), notes, seconds, not_run (runtime, reason, file: "" if it applies to every file)
-        results: output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the
-            worst), near_ties, reason, file (its name, the path if two have one name; "" of eager), precision ("" |
-            "fp16" | "bf16": of the eager run used as its peer), culprit (onnxruntime's optimizers without which the
-            file passes), decided_by ("default rule", or the rules that were given), rules (each: rule, kind "tolerance"
-            | "cosine" | ..., measured, wanted, verdict, case, reason, accuracies ([the reference's, this one's] if the
-            rule needs labels, else []), samples (their number)), by_default ("pass" | "fail" | "": verdict of the
-            default rule, to which the numbers belong), default_reason, steps (of a quantized file, whose default rule
-            is the error budget of its quantization steps: relative change of the output caused by these alone, else
-            null), account (rules and default rule in words)
-        drift: null if not requested, or the tensors that a file and the model share, in the file's order, one runtime
-            after the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"),
-            error (absolute, against float64), eager (its error), allowed, scale (largest magnitude in float64), reason
-            (a mismatch that no error can express)
-    bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: failures that could not be searched),
-        and faults:
-        runtime, case (the input), module ("" if unknown), tensor, nodes ("op name" of each suspect), operator (the
-            model's)
-        wrong: "file" (its function differs from the model's) | "runtime" (it differs from ONNX's definition) |
-            "between" (small errors grow)
-        error (of the tensor, on right inputs), allowed, scale (its largest right value), reason (a mismatch that no
-            error can express)
-        kind: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" |
-            "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"; of quantized files also "scale" | "zero
-            point" | "channels" | "saturation" | "granularity" | "coarse"
-        cause
-        widened: mends (null if it can't be tested), nodes (of the float32 region), error (of the output with it, or
-            null), reason
-        output, output_error, output_allowed, output_reason: of the file as it is
-        mended_error (with the tensor at its right value, null if that can't be run), mended
-    race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (its
-        outputs are what the others are compared with), machine (cpu, cores, load, system, versions: library ->
-        version), load (of the machine afterwards), notes, not_run (runtime, reason), and entries: runtime, file, form,
-        norm ("" for whole models), median, p95 and p99 (milliseconds), samples (at most 400 of the times, in ms, in the
-        order run), ratio (median of the time over the first entry's, for the same norm in the same round), interval (95
-        %, of the ratio), error (relative; absolute for a norm), far_error (of a norm, around an offset of 1000), reason
-        ("", or why it was not timed: then the times are null)
-    inference   null, or runner, inputs and outputs (name -> "dtype[shape]")
-    environment key -> version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
-    notes       remarks for the user, one string each
-    seconds     stage -> seconds
+Numbers that are not finite are the strings "nan", "inf" and "-inf". Unknown or inapplicable values are null.
+
+    schema         "normdeploy/report/1"
+    normdeploy     version that wrote the report
+    verb           "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench" | "package"
+    command        command line, quoted for a POSIX shell; "" from Python
+    files          path of each file as passed, by role: "source", "output", "model", "onnx", "engine", "inputs", ...
+    sha256         "output" -> SHA-256 of the file that the verb wrote, by which `package` finds its report; empty if
+                   the verb wrote no single file
+    sizes          bytes of each file with its external weights, by role; only for paths that are files
+    opset          opset of the ONNX file
+    nodes          {"before", "after"}: number of nodes
+    ops            {"before", "after"}: number of nodes of each op type in the main graph, most frequent type first
+    norms          one object per norm of the model, in the graph's order (see below)
+    explanations   one object per norm that --explain NAME selects (see below)
+    pictures       only from "inspect": one object per group of similar norms (see below)
+    layers         only from "inspect" of a quantized file: one object per linear layer or convolution (see below)
+    engine         null, or the engine that "build" wrote (see below)
+    quantization   null, or the fields of `normdeploy.findings.quantization_report.QuantizationReport`
+    precision      null, or the conversion to half precision (see below)
+    parity         null, or the result of "verify" (see below)
+    bisection      null, or the result of "bisect" (see below)
+    race           null, or the result of "bench" (see below)
+    inference      null, or the result of "run": runner; inputs and outputs, each name -> "dtype[shape]"
+    environment    versions of libraries and names of the machine: "python", "system", "cpu", "driver", "gpu 0", ...
+    notes          notes for the user, one string each
+    seconds        duration of each stage in seconds
+
+An object of ``norms`` has the fields of `normdeploy.findings.records.Finding`:
+
+    kind, tensor, module, axes, epsilon, dtype, reason, notes
+    status         "fused" | "folded" | "kept" | "refused" | "undone"
+    place          body or function that contains the norm; "" for the main graph
+    spelling       op types of the norm in the original file
+    became         form after the rewrite
+    remains        ops that remain of a folded norm
+    attempts       attempts that failed: start, end, stage ("ends" | "values" | "form"), reason, tensor (the culprit)
+    proved         kinds of evidence: "identity", "onnxruntime run", ...
+    certificate    null, or an object with these keys:
+        identity   true if the proof succeeded
+        method     "exact" | "float64"
+        cases      number of points (exact) or inputs (float64)
+        bits       exact: the error probability is at most 2^-bits
+        degree     exact: degree of the identity
+        gains      exact: true if an infinite input gives NaN after the rewrite and a number before it
+        why        exact: kind of failure
+        culprit    exact: tensor that shows the failure
+        error      float64: relative error
+        bound      float64: relative bound
+        worst      float64: input with the largest error
+        rounding_before, rounding_after, rounding_bound
+                   absolute errors and bound in onnxruntime, in the model's type
+        rounding_ok, note
+
+The verb "inspect" adds these keys to a norm:
+
+    input          tensor that is normalized
+    shape          shape of the input: sizes, names of dims, null for unknown sizes
+    ddof           0 | 1 | null
+    epsilon_as_written
+                   epsilon that is added to the variance with this ddof; ``epsilon`` is for the equal norm with
+                   ddof 0
+    outside        true if epsilon is added to the root instead of the radicand
+    gamma, beta    null, or an object: data (computed from an input of the model), axes (of the norm's input along which
+                   the parameter varies), name, one_plus (computed as 1 + w)
+    statistics     type of the reductions; "constant" for BatchNorm
+    half           one object per 16-bit type: dtype ("float16" | "bfloat16"), epsilon (as the type stores it), vanishes
+                   ("" | "subnormal" | "zero"), overflow (names of constants that become Inf)
+    tensors        outputs of the original nodes
+    written        outputs of the nodes that would replace the original nodes
+    runtimes       one object per runtime and form: runtime (name and version), form ("now" | "optimized"), nodes (op
+                   types), verdict ("kernel" | "function" | "layers" | "missing" | "unknown"), reason, parts (ops that
+                   onnxruntime runs after its own optimizations, or types of TensorRT's layers that process data)
+
+An object of ``explanations``:
+
+    name           name that was passed to --explain
+    finding        tensor of the norm; null if no norm has this name
+    start          tensor at which the explained nodes begin
+    way            nodes from ``start`` on: tensor, text, mark
+    said           last stage that recognition reached
+
+An object of ``pictures`` has the fields of `normdeploy.findings.records.NormDiagram`:
+
+    kind, status   kind and status of the norms
+    module         module of the first norm
+    tensors        tensors of the norms
+    before, after  boxes; ``after`` is empty if the norm stays or is folded away. A box has op ("" for a tensor at the
+                   edge), name (of this tensor), inputs (indices of earlier boxes), own (true for a node of the norm)
+
+An object of ``layers`` has the fields of `normdeploy.findings.records.QuantizedLayer`:
+
+    tensor, op, module
+    input          tensor that is quantized before the layer; if none is, the tensor that the layer reads
+    status         "quantized" | "weight" (only the weight) | "activation" (only the input) | "float"
+    weight         type of the weight
+    granularity    granularity of the weight's scales: "tensor", "384 channels", "blocks of 32"
+    weight_symmetric
+                   true if the weight's zero points are 0
+    activation     type of the input
+    dynamic        true if the input's scale is computed at run time
+    scale, zero_point, low, high
+                   scale, zero point and range of the input; null if they differ between channels
+
+``engine`` has the fields of `normdeploy.verbs.build.build_function.Engine`, and "proved": "built only" (not run):
+
+    compute_capabilities
+                   GPUs that were requested; empty for every GPU that the library builds for
+    profile        [min, opt, max] shapes of each dynamic input; ``more_profiles`` has further profiles
+    norm_impl      "native" | "plugin" | "auto"
+    norms          empty if the file was parsed unchanged; else node, module, op, reason, form ("native node", "function
+                   body", "plugin RMSNorm", or the nodes that replaced the norm)
+    types          number of layers of each floating-point type, checked against the file; {} if normdeploy did not
+                   convert the file to half precision
+    options        options of the build: timing_cache, workspace (bytes), optimization_level, hardware_compatibility,
+                   version_compatible, refit, weight_streaming, ep_context; null or false if not requested
+    capability     the library's name for the supported hardware: "STANDARD"
+    ep_context     null if ``path`` is the engine; else mode ("embed" | "file"), file (name of the engine next to it),
+                   partition, architecture, sdk_version
+
+``precision`` has the fields of `normdeploy.findings.precision_report.PrecisionReport`. The certificates of the norms
+refer to the model before the conversion:
+
+    to             "fp16" | "bf16"
+    islands        float32 regions: op, module, tensor, reason, value (largest magnitude seen, or null), nodes (their
+                   outputs), kind ("norm" | "statistics" | "constant" | "range" | "positions" | "angles" | "scales" |
+                   "logarithm" | "logits" | "no half form" | "control flow" | "as written")
+    nodes, kept    number of floating-point nodes, and of those that stay float32
+    casts          number of inserted Casts
+    bytes          size of the weights before and after the conversion
+    calibrated     source of the calibration inputs: "given" | "generated" | ""
+    samples        number of calibration inputs
+    inputs, outputs
+                   types by name
+    notes
+
+``parity`` has the fields of `normdeploy.verbs.verify.comparison_result.Comparison`, and these keys:
+
+    ok             true if the files pass
+    rule           constants of the default rule: reference, multiple, most_ratio, most_runs
+    standard       rules that the user passed; "" for none
+    reference      model with which the files were compared
+    up_to          limit on the elements of inputs; null if every size was run
+    cases          names of the input cases
+    not_run        runtime, reason, file ("" if it applies to every file)
+    results        one object per output, runtime and file: the fields of
+                   `normdeploy.verbs.verify.output_results.OutputResult`, decided_by ("default rule" or the rules that
+                   the user passed) and account (the rules in words). The numbers belong to the default rule.
+                   ``rules`` has one object per passed rule (`normdeploy.verbs.verify.rule_measures.RuleVerdict`)
+    drift          null if not requested; else one object per tensor that a file and the model share, in the file's
+                   order, one runtime after the other (`normdeploy.verbs.verify.tensor_drift.DriftPoint`); ``where`` is
+                   "out of MODULE" | "into MODULE" | "output NAME"
+
+``bisection`` has ok, notes, seconds and these keys:
+
+    not_searched   failures that could not be searched: runtime, reason, file
+    faults         one object per fault: the fields of `normdeploy.verbs.bisect.fault_tracing.Fault`
+        wrong      "file" (its function differs from the model's function) | "runtime" (it differs from ONNX's
+                   definition) | "between" (small errors grow)
+        kind       "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" |
+                   "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"; for quantized files also "scale" |
+                   "zero point" | "channels" | "saturation" | "granularity" | "coarse"
+        widened    trial with the nodes in float32: mends (null if it can't be tested), nodes (of the float32 region),
+                   error (of the output in this trial, or null), reason
+
+``race`` has the fields of `normdeploy.verbs.bench.model_benchmark.Race`:
+
+    threads, warmup, rounds, seed, notes
+    shapes         shape of each input or norm
+    reference      contestant with whose outputs all outputs are compared
+    machine        cpu, cores, load, system, versions (by library)
+    load           load of the machine after the race
+    not_run        runtime, reason
+    entries        one object per contestant: the fields of `normdeploy.verbs.bench.model_benchmark.RaceEntry`. Times
+                   are in milliseconds, and null if the contestant was not timed. ``samples`` has at most 400 times
 """
 
 from __future__ import annotations
@@ -149,14 +206,14 @@ SECTIONS = ("engine", "precision", "quantization", "parity", "bisection", "race"
 
 @dataclass(frozen=True)
 class Report:
-    """Account of one run of a verb.
+    """Results of one run of a verb.
 
     Attributes:
-        files: role -> path as given.
+        files: path of each file as passed, by role.
         summary: norms of the model; None for a verb that lists none.
-        sections: some of ``SECTIONS``, with values that `to_plain` accepts.
+        sections: values of some of ``SECTIONS``, of types that `to_plain` accepts.
         command: command line, quoted for a shell; "" from Python.
-        seconds: stage -> seconds.
+        seconds: duration of each stage in seconds.
     """
 
     verb: str
@@ -168,7 +225,7 @@ class Report:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Write the document that this module describes.
+        """Write the document that the module's docstring describes.
 
         Returns:
             JSON text that ends with a newline.
@@ -218,7 +275,7 @@ def _drop_seconds(seconds: Any) -> Any:
 
 
 def _file_size(path: str) -> int:
-    """Return the bytes of a file and of the weights that `save_onnx` wrote next to it; 0 if it does not exist."""
+    """Return the size in bytes of a file and of its external weights; 0 if the file does not exist."""
     file = Path(path)
     if file.is_file() and file.suffix == ".onnx":
         weights = matching_siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data")
@@ -235,11 +292,12 @@ def _output_hash(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert ``value`` to the types of JSON. With SOURCE_DATE_EPOCH set, drop ``seconds``, so that equal runs write
-    equal files.
+    """Convert ``value`` to the types of JSON.
+
+    If SOURCE_DATE_EPOCH is set, drop ``seconds``, so that equal runs write equal files.
 
     Returns:
-        dicts, lists, texts and numbers; numbers that are not finite become texts.
+        dicts, lists, strings and numbers. Numbers that are not finite become strings.
     """
     if is_dataclass(value) and not isinstance(value, type):
         value = vars(value)

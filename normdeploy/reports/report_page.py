@@ -1,9 +1,9 @@
-"""Write the report as a page: one HTML file that contains everything, without network access and without scripts.
+"""Write the report as a page: one HTML file without scripts that makes no network requests.
 
-The page is made from the JSON document alone (``reports.report``), so a saved report can become a page later. All its
-text comes from untrusted files: it is escaped, stripped of control characters and truncated. The page's content policy
-stops the browser from loading anything. Tables are truncated too, with a note on the rows left out, so that every page
-stays below 2 MB.
+The page is made only from the JSON document (`normdeploy.reports.report`), so a saved report can become a page later.
+All texts come from untrusted files. They are escaped, control characters are replaced, and long texts are truncated.
+The page's content policy stops the browser from loading anything. Long tables are truncated, with a note on the rows
+left out, so that every page stays below 2 MB.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .report import SCHEMA
 if TYPE_CHECKING:
     from .plots import Plot
 
-# Most letters of one text.
+# Maximum number of letters of one text
 _LONGEST = 300
 _COMMAND = 4000
-# Most runtimes with a drift plot, and most norms with a race plot.
+# Maximum number of runtimes with a drift plot, and of norms with a race plot
 _DRAWN = 6
-# Most entries drawn of one race.
+# Maximum number of entries of one race in a plot
 _ENTRIES = 12
 _LEFT = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
-# of the environment; the rest are versions
+# Keys of ``environment`` that describe the machine; all other keys have versions.
 _MACHINE = ("cpu", "system", "driver")
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
 _SUBJECT = ("source", "model", "onnx", "output")
@@ -63,7 +63,7 @@ def render_page(document: Mapping[str, Any]) -> str:
 
 
 def _page_context(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the template's variables."""
+    """Compute the variables of the template."""
     rows = norm_rows(report.get("norms") or ())
     parity = report.get("parity")
     precision = report.get("precision")
@@ -104,7 +104,7 @@ def _subject_names(files: Mapping[str, str]) -> str:
 
 
 def _output_name(files: Mapping[str, str]) -> str:
-    """Return the name of the file that the verb wrote, "" if there is none or the page is about it alone."""
+    """Return the name of the file that the verb wrote; "" if it wrote none, or if the page is only about this file."""
     if "output" not in files or not any(role in files for role in _SUBJECT[:-1]):
         return ""
     return Path(files["output"]).name
@@ -125,17 +125,17 @@ def _describe_machine_load(race: Mapping[str, Any]) -> str:
 
 
 def _explain_command(files: Mapping[str, str], rows: Sequence[PageRow]) -> str:
-    """Return the command that explains the first norm left unchanged."""
+    """Return the command that explains the first norm that was left unchanged."""
     subject = next((files[role] for role in ("source", "model", "onnx") if role in files), "FILE")
     tensor = next((row.tensor for row in rows if row.status in _LEFT), "NAME")
     return shlex.join(["normdeploy", "inspect", subject, "--explain", tensor])
 
 
 def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
-    """Draw the plots of each section; a plot of one dot is left out, because a table says as much.
+    """Draw the plots of each section. Plots of a single dot are omitted, because a table shows the same.
 
     Returns:
-        section -> its plots.
+        the plots of each section.
     """
     from . import plots, quantization_plots
 
@@ -181,7 +181,7 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
 
 
 def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a norm's graph before and after, as SVG and in words."""
+    """Draw a norm's graph before and after the rewrite, as SVG and in words."""
     count = len(picture["tensors"])
     forms = [("now", picture["before"]), ("then", picture["after"])]
     drawn = [
@@ -210,7 +210,7 @@ def _group_by_name(
 
 
 def _wrong_drift_points(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the points of drift that exceed the allowed error or have a reason, in their order."""
+    """Return the drift points that exceed the allowed error or have a reason, in their order."""
     return [p for p in parity.get("drift") or () if p.get("reason") or not float(p["error"]) <= float(p["allowed"])]
 
 

@@ -1,7 +1,7 @@
-"""Convert drawings of matplotlib to elements of a page: with its colors and fonts, and with ids that don't collide.
+"""Convert matplotlib drawings to SVG elements of a page, with the page's colors and fonts and with unique ids.
 
-They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as
-wide as the page; a phone scrolls it. The same numbers always give the same text.
+Each color of a drawing stands for a CSS variable of the page, so the same drawing works in light and dark mode. Each
+drawing is as wide as the page; on a phone it scrolls. Equal numbers always give equal SVG text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CSS = {
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "normdeploy",
-    # Names come from files and must not be read as formulas.
+    # Names come from files, so matplotlib must not read them as formulas.
     "text.parse_math": False,
     "path.simplify": False,
     "font.size": 9.5,
@@ -51,7 +51,7 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelcolor": MUTED,
     "legend.frameon": False,
 }
-# Inches: 720 points, the page's width.
+# Width of a figure in inches: 720 points, the width of the page
 _WIDTH = 10
 
 
@@ -60,13 +60,13 @@ def open_figure(height: float) -> Iterator[tuple[Figure, Axes]]:
     """Open a figure of the page's width, in the page's style.
 
     Args:
-        height: in inches.
+        height: height in inches.
 
     Yields:
         the figure and its axes.
     """
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # matplotlib warns of letters that its font lacks; the page's fonts have them.
+        # matplotlib warns if its font lacks a letter, but the page's fonts have it.
         warnings.simplefilter("ignore")
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = figure.subplots()
@@ -82,11 +82,12 @@ def set_signed_scale(axes: Axes, linear: float) -> None:
 
 
 def set_log_scale(axes: Axes, values: Iterable[float]) -> float:
-    """Set a logarithmic y axis for ``values``. Zeros are drawn at its lower end, values that are not finite at its
-    upper end.
+    """Set a logarithmic y axis for ``values``.
+
+    Zeros are drawn at the lower end of the axis, and values that are not finite at the upper end.
 
     Returns:
-        the lower end.
+        the lower end of the axis.
     """
     positive = [v for v in values if 0 < v < math.inf] or [1.0]
     low = min(positive) / 4
@@ -131,10 +132,10 @@ def draw_ticks(axes: Axes, values: Sequence[float], colour: str, label: str) -> 
 def draw_dots(
     axes: Axes, values: Sequence[float], bad: Sequence[bool], colour: str, label: str, shift: float = 0.0
 ) -> None:
-    """Draw a dot for each value; ``bad`` ones are larger and have their own color.
+    """Draw a dot for each value. Bad values have larger dots in another color.
 
     Args:
-        bad: mask of the same length.
+        bad: mask of the bad values, of the same length.
         shift: offset along the x axis.
     """
     low, high = axes.get_ylim()
@@ -165,7 +166,7 @@ def draw_segments(
     width: float,
     label: str = "",
 ) -> None:
-    """Draw lines with round ends as one element, so that thousands stay small."""
+    """Draw lines with round ends as a single SVG element, so that thousands of lines take little space."""
     x = [v for a, b in zip(x0, x1, strict=True) for v in (a, b, math.nan)]
     y = [v for a, b in zip(y0, y1, strict=True) for v in (a, b, math.nan)]
     axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="round", label=label or "_", clip_on=False)
@@ -175,7 +176,7 @@ def figure_to_svg(figure: Figure, name: str) -> str:
     """Convert a figure to an element of an HTML document.
 
     Args:
-        name: prefix of its ids.
+        name: prefix of the ids in the element.
 
     Returns:
         SVG text.
@@ -202,7 +203,7 @@ def figure_to_svg(figure: Figure, name: str) -> str:
 
 
 def _rewrite_attribute(key: str, value: str, name: str) -> str:
-    """Rewrite an attribute's value for the page: short paths, prefixed ids, CSS variables."""
+    """Rewrite the value of an SVG attribute for the page: short paths, prefixed ids, CSS variables."""
     if key == "d":
         return _shorten_path(value)
     if key == "href" or value.startswith("url(#"):
@@ -214,8 +215,10 @@ def _rewrite_attribute(key: str, value: str, name: str) -> str:
 
 
 def _shorten_path(path: str) -> str:
-    """Round a path to two decimals (a hundredth of a point); write dots and level lines, of which there may be
-    thousands, in their shortest form.
+    """Shorten an SVG path.
+
+    Numbers are rounded to a hundredth of a point. Dots and horizontal lines, of which there may be thousands, get their
+    shortest form.
     """
     path = " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path).split())
     path = re.sub(r"M (\S+) (\S+) L \1 \2(?= M|$)", r"M\1 \2h0", path)

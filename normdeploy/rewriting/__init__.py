@@ -1,1 +1,1 @@
-"""Rewrite norms in their best form: the driver, the transforms (fuse, fold, join) and the certificates."""
+"""Rewrite norms in their best form: the main loop, the transforms (fuse, fold, join) and the certificates."""

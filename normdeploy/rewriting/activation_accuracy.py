@@ -1,15 +1,15 @@
 """Check that a standard node of an activation is accurate.
 
-onnxruntime runs both sides at inputs where the activation acts.
+onnxruntime runs the nodes before the rewrite and the standard node on inputs that cover the activation's range.
 
-αx + β cancels if |β| is large. An example clamps a time of day to one day: (clip(x, lo, hi) − lo)/(hi − lo) is exact to
-an ulp. HardSigmoid with α = 1/(hi − lo) and β = −lo/(hi − lo) loses all digits that lo and hi share. The rule is that
-of folds (`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff of float32 and y the results:
+αx + β cancels if |β| is large. For example, (clip(x, lo, hi) − lo)/(hi − lo) clamps a time to one day and is exact to
+an ulp. HardSigmoid with α = 1/(hi − lo) and β = −lo/(hi − lo) loses all digits that lo and hi share. The rule is the
+same as for folds (`normdeploy.rewriting.rounding_verdicts`). u is the unit roundoff of float32, and y the results:
 
     error after ≤ max(2 · error before, 8u · max|y|)
 
-Inputs: the argument t of the activation covers [−½, 1½] for a clamp to 0 and 1, else [−12, 12]. There float32's e^t,
-erf and tanh take all their values but for 1e-5. x = (t − β)/α. If t is cubic, x itself is drawn from this range.
+Inputs: the argument t of the activation covers [−½, 1½] for a clamp to 0 and 1, else [−12, 12]. On [−12, 12], erf, tanh
+and the sigmoid reach their limits to within 1e-5. x = (t − β)/α. If t is cubic in x, x itself is drawn from this range.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _SMOOTH = (-12.0, 12.0)
 def is_activation_accurate(
     graph: Graph, form: PointwiseForm, x: gs.Tensor, y: gs.Tensor, nodes: Sequence[gs.Node]
 ) -> bool:
-    """Check by the module's rule that ``nodes``, an activation of ``x``, may replace the nodes that compute ``y``.
+    """Check by the module's rule whether ``nodes``, an activation of ``x``, may replace the nodes that compute ``y``.
 
     Each kind of activation is tried once per graph.
 
     Returns:
-        True if the error is allowed, or if onnxruntime cannot run the nodes before, which are then no better. False if
-        it cannot run ``nodes`` but runs those, or if no trial can be made.
+        True if the error is allowed, or if onnxruntime cannot run the nodes before the rewrite. False if onnxruntime
+        runs only the nodes before the rewrite, or if no trial can be made.
     """
     rewrite = rewrite_of(graph, pair_of(graph, y, [x], nodes[-1].outputs[0]))
     if isinstance(rewrite, Refusal):
@@ -66,7 +66,7 @@ def _is_verdict_acceptable(outcome: TrialOutcome) -> bool:
 
 def _activation_inputs(graph: Graph, form: PointwiseForm, x: gs.Tensor) -> np.ndarray:
     """Draw the inputs of the module's docstring, in the rank of ``x``."""
-    # Random, because grid points may be round numbers with exact products.
+    # The inputs are random, because the points of a grid may be round numbers with exact products.
     t = np.random.default_rng(29).uniform(*(_CLAMPED if form.atom == "Clip" else _SMOOTH), _PLACES)
     if form.argument.keys() <= {0, 1} and form.argument.get(1):
         t = (t - float(form.argument.get(0, 0))) / float(form.argument[1])

@@ -2,24 +2,26 @@
 
 The activations are GELU in both forms, SiLU, HardSwish, HardSigmoid, Tanh and Softsign.
 
-**Which.** The normal form (`normdeploy.proof.pointwise_forms`) must be that of the standard op's definition
-(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are irrational: a file's constant
-may differ from them by a few roundings. If the op stores a number in float32, it is the exact one, rounded once.
+**Match.** The normal form (`normdeploy.proof.pointwise_forms`) must equal that of the standard op's definition
+(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are irrational: a file's constant may
+differ from them by a few roundings. If the op stores a coefficient in float32, the exact coefficient is rounded once.
 
-**Nothing hidden.** Both sides give NaN and Inf for the same inputs, including large, infinite and NaN ones. So e^x/(1 +
-e^x) stays: it is NaN if e^x overflows.
+**NaN and Inf.** The nodes before and after give NaN and Inf for the same inputs, including large, infinite and NaN
+inputs. So e^x/(1 + e^x) is not replaced: it is NaN if e^x overflows.
 
-**No digit lost.** onnxruntime runs both sides at inputs where the activation acts
-(`normdeploy.rewriting.activation_accuracy`).
+**Accuracy.** onnxruntime runs the nodes before and after on inputs that cover the activation's range, and compares
+their errors (`normdeploy.rewriting.activation_accuracy`).
 
-**Where.** The file's opset must have the op; otherwise the activation stays. onnxruntime's kernels of these ops take at
-most the time of the nodes that they replace (`benchmarks.activations`). These are left out:
+**Availability.** The file's opset must have the op; otherwise the activation stays. onnxruntime's kernels of these ops
+take at most the time of the nodes that they replace (`benchmarks.activations`). These activations are not replaced:
 
 - Mish and Softplus, whose kernel takes five times as long as Exp, Add and Log.
-- Swish, because Sigmoid and Mul become a kernel for SiLU.
-- Sigmoid alone, whose kernel is 0 below about −18, while 1/(1 + e^−x) is not and a later node may take its logarithm.
+- Swish, because onnxruntime already runs Sigmoid and Mul in one kernel for SiLU.
+- Sigmoid alone. Its kernel returns 0 below about −18, but 1/(1 + e^−x) is positive there, and a later node may take the
+  logarithm.
 
-SiLU shares that kernel: below −18 it is 0, at most 3e-7 away from x/(1 + e^−x), as in every SiLU that torch exports.
+SiLU uses the same kernel, so it is 0 below about −18. The difference to x/(1 + e^−x) is at most 3e-7, as for every SiLU
+that torch exports.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from .node_queries import is_standard_op, standard_producer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
 
 STAGE = "activations"
-# Relative distance of two or three float32 constants from an irrational number
+# Maximum relative distance from an irrational number that the rounding of two or three float32 constants explains
 _NEAR = Fraction(1, 2**22)
 _HALF = Fraction(1, 2)
 _SQRT_HALF = Fraction(math.sqrt(0.5))
@@ -53,11 +55,11 @@ _GATE = (X * (ONE + S)).scale(_HALF)
 _RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()
 # Tanh of t/2
 _TANH = (S + ONE.scale(Fraction(-1))) * _FALLING
-# Ops that are an activation by themselves, with α and β folded in
+# Ops that compute a whole activation; α and β come from the nodes around them
 _CLAMPS = ("Clip", "Min", "HardSigmoid")
-# Maximum number of candidates for x and for y per node
+# Maximum number of candidates for x, and for y, per node
 _UP, _DOWN = 8, 12
-# e^x and x³ overflow here
+# Magnitude at which e^x and x³ overflow even in float64
 _FAR = 1e200
 _AT = (
     0.0,
@@ -81,19 +83,19 @@ _AT = (
     -np.inf,
     np.nan,
 )
-# Largest difference relative to max(|x|, 1): the error of float32 constants
+# Maximum difference relative to max(|x|, 1), which the rounding of float32 constants explains
 _BOUND = 1e-6
 
 
 @dataclass(frozen=True)
 class StandardActivation:
-    """Nodes of an activation: ``op`` of ``times``·x, multiplied by x if ``gated``.
+    """Standard op of an activation: op(times·x), multiplied by x if ``gated``.
 
     Attributes:
         op: type of the standard op.
-        opset: lowest opset that has it.
-        attrs: its attributes.
-        times: factor of x in its argument.
+        opset: lowest opset that has the op.
+        attrs: attributes of the op.
+        times: factor of x in the op's argument.
         gated: True if the result is multiplied by x.
     """
 
@@ -199,7 +201,7 @@ def _is_near(number: Fraction, wanted: Fraction) -> bool:
 
 @dataclass(frozen=True)
 class _ShorterActivation:
-    """Nodes that may replace an activation, and the number of nodes that they save."""
+    """Nodes that may replace an activation, and the number of nodes that this saves."""
 
     saved: int
     y: gs.Tensor
@@ -257,7 +259,7 @@ def _candidate_forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, g
 
 
 def _is_promising(form: PointwiseForm) -> bool:
-    """Return True if the argument fits an activation. Most do not, and are skipped at once."""
+    """Return True if the argument fits an activation. Most arguments do not, and this check is cheap."""
     powers = form.argument.keys()
     if form.atom == "Erf":
         return powers == {1}
@@ -320,7 +322,7 @@ def _activation_nodes(graph: Graph, form: StandardActivation, x: gs.Tensor, y: g
 
 
 def _agrees_on_special_values(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bool:
-    """Return True if both sides are NaN, Inf and finite at the same inputs, and the finite results agree in float64."""
+    """Return True if both sides are NaN, Inf or finite at the same inputs, and finite results agree in float64."""
     before = compile_region(graph, y, [x])
     after = Refusal("") if isinstance(before, Refusal) else compile_region(graph, nodes[-1].outputs[0], [x])
     if isinstance(before, Refusal) or isinstance(after, Refusal):

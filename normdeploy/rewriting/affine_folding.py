@@ -21,7 +21,7 @@ from .fold_accuracy import CostlyFold, drop_costly_fold
 from .proposals import NodeReplacement, Proposal, RewriteTarget
 from .rounding_verdicts import fold_trial_maker
 
-# Bytes of weights above which the memory of the proofs, a multiple in float64, is returned
+# Bytes of weights above which the proof's float64 copies are freed at once. They take several times the weights' memory
 _LARGE = 2**20
 
 
@@ -32,7 +32,7 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
         the proposal, or the finding of a norm that stays; None if no scale and shift starts here.
     """
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
-        # `constant_evaluation` computes it once.
+        # The node is constant, so `constant_evaluation` computes it.
         return None
     chains = find_affine_chains(graph, start)
     if isinstance(chains, Refusal):
@@ -66,10 +66,22 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
         and is_quantized_dequantized(graph, longest.z)
     ):
         why = "its input is quantized, so rounding separates it from the preceding ops"
-    # Sub, Div, Mul and Add by vectors are the remains of a BatchNorm that another optimizer expanded, with its root
-    # already folded.
+    # A chain of more than two of Sub, Div, Mul and Add by vectors is a BatchNorm that another optimizer expanded, after
+    # it computed the root of the variance.
     if longest.normalizes or len(longest.nodes) > 2 or costly is not None:
         return _propose_lone_affine(graph, longest, why, target)
+    # A padding Conv takes the scale of (x − mean)/std, and one Sub stays.
+    scale_fold = _fold_scale_alone(graph, longest)
+    if scale_fold is not None and target.wanted.partial:
+        return _fold_proposal(graph, longest, scale_fold, why, target)
+    return None
+
+
+def _fold_scale_alone(graph: Graph, chain: AffineChain) -> batch_norm.AffineFold | None:
+    """Write the fold of the chain's scale into the next linear op; None if none can take it."""
+    made = require_expressible(graph, drop_costly_fold(graph, chain, batch_norm.fold_scale_into_next(graph, chain)))
+    if isinstance(made, batch_norm.AffineFold):
+        return made
     return None
 
 
@@ -80,13 +92,13 @@ def _propose_lone_affine(
 
     Fold the scale alone if a linear op can take it; otherwise write one scale and shift, in no more nodes than before.
     """
-    made = require_expressible(graph, drop_costly_fold(graph, chain, batch_norm.fold_scale_into_next(graph, chain)))
-    if isinstance(made, batch_norm.AffineFold):
+    scale_fold = _fold_scale_alone(graph, chain)
+    if scale_fold is not None:
         if target.wanted.partial:
-            return _fold_proposal(graph, chain, made, why, target)
+            return _fold_proposal(graph, chain, scale_fold, why, target)
         why += "; folding only its scale would quantize x + shift/scale, which has a wider range"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
-    # A torch cat of one tensor is an Identity.
+    # torch exports a cat of one tensor as an Identity.
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]
     lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
     if lone:
@@ -137,7 +149,7 @@ def _as_stored_in_file(graph: Graph, form: batch_norm.AffineFold, proposal: Prop
     A dequantized weight is written as codes and scales again.
 
     Args:
-        written: True to name the written tensors in the finding; set if nodes are left.
+        written: True to list the written tensors in the finding.
     """
     form = dequantized_weights.write_dequantized(graph, form)
     for share in form.shares:

@@ -2,20 +2,20 @@
 
     softmax(c·(a·q)·(b·k)ᵀ + mask)·v   becomes   Attention(q, k, v, mask), scale = a·b·c
 
-The scale is the exact product, rounded once. torch scales q and k by d^-¼ each, and the square of that float32 is not
-float32's 1/√d. If the scale is computed from the shape of q, as torch's exporter writes it, it becomes a constant
-first: evaluated in float64 and rounded once, like all nodes with constant inputs
+The scale is the exact product, rounded once. torch scales q and k by d^-¼ each, and the square of this rounded factor
+is not float32's 1/√d. torch's exporter computes the scale from the shape of q. Such a scale first becomes a constant:
+it is evaluated in float64 and rounded once, like all nodes with constant inputs
 (`normdeploy.rewriting.constant_evaluation`). If keys and values are repeated for groups of heads (grouped-query
-attention), the node reads them once.
+attention), the node reads them without the repetition.
 
 The rewrite is made for onnxruntime's CPU provider only (1.31.1). `benchmarks.whole_models` measures its gain in whole
 models; without a mask the outputs are bit-equal. Swin's window attentions stay unchanged.
 
 **Masks.** For a row that a mask of −Inf hides entirely, ONNX's Attention gives zeros, and Softmax gives NaN.
-onnxruntime's kernel also gives zeros if the mask is the lowest float32 throughout, when Softmax gives the mean of all
-values. So a mask must be shown to have no such row (`normdeploy.rewriting.hidden_mask_rows`), or the result must be
-multiplied by zero after the node. The kernel requires a mask's last two dims in full, as
-`normdeploy.exporting.exporter_fixes` explains.
+If the mask of a row is the lowest float32 throughout, onnxruntime's kernel also gives zeros, but Softmax gives the mean
+of all values. So the rewrite requires a proof that the mask hides no row entirely
+(`normdeploy.rewriting.hidden_mask_rows`), or that hidden rows of the result are multiplied by zero after the node. The
+kernel requires the full size of a mask's last two dims (`normdeploy.exporting.exporter_fixes` gives the reason).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .proposals import Proposal, RewriteTarget, StoredTensor, propose_for_speed,
 from .rounding_verdicts import fold_trial_maker
 
 STAGE = "attention"
-# First opset with Attention
+# Lowest opset that has Attention
 OPSET = 23
 BECAME = "Attention"
 _RANK = 4
@@ -55,7 +55,7 @@ class _KeysAndValues:
 
     Attributes:
         k: the keys, [B, H, T, D], or a tensor whose transpose they are.
-        perm: permutation of ``k``; None if it has this order already.
+        perm: permutation that brings ``k`` to [B, H, T, D]; None if it already has this order.
         scale: factor of the keys.
         v: the values, [B, H, T, D].
     """
@@ -131,7 +131,7 @@ def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredTensor]:
 def _attention_proposals(
     graph: Graph, softmax: gs.Node, found: _AttentionProduct, every: Iterable[_KeysAndValues], target: RewriteTarget
 ) -> Iterator[Proposal]:
-    """Yield the attention with each candidate for its keys."""
+    """Yield a proposal of the attention for each candidate for its keys."""
     for keys in every:
         scale = found.scale * keys.scale
         if scale <= 0 or not _has_fitting_types(graph, found.q, keys):
@@ -242,7 +242,7 @@ def _nonzero_fraction(graph: Graph, t: gs.Tensor) -> Fraction | None:
 
 
 def _number_from_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
-    """Evaluate a float32 number made of sizes with the prover's ops; None if it depends on an open size."""
+    """Evaluate a float32 number computed from sizes, with the prover's ops; None if it depends on an open size."""
     if graph.is_constant(t) or not graph.is_shape_valued(t) or graph.dtype(t) != np.float32:
         return None
     region = compile_region(graph, t, [])
@@ -315,7 +315,7 @@ def _before_head_repeat(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
 
 
 def _has_fitting_types(graph: Graph, q: gs.Tensor, keys: _KeysAndValues) -> bool:
-    """Return True if the file states float32 and rank four for all. The certificate checks the rest."""
+    """Return True if the file states float32 and rank four for all tensors. The certificate checks the shapes."""
     return all(len(graph.shape(t) or ()) == _RANK and graph.dtype(t) == np.float32 for t in (q, keys.k, keys.v))
 
 

@@ -1,22 +1,24 @@
-"""Express the weight of merged parallel branches, with the two lemmas that its proof needs.
+"""Express the weight of merged parallel branches for the prover, and state the two lemmas that the proof needs.
 
 **Displacements.** Let e = t·dilation − pad. For the output at place s, tap t of a convolution reads the input at place
-s·stride + e, or a zero if there is none. Two taps with the same stride and e then read the same numbers, in whichever
-kernels they are, if their inputs and numbers of outputs agree. So each e gives one linear map G_e of the places. With
-stride 1, e = 0 and as many outputs as inputs, G_e is the identity.
+s·stride + e, or a zero if the input has no such place. Two taps, also of different kernels, read the same numbers if
+stride, e, input and number of outputs are equal. So each e gives one linear map G_e of the places. With stride 1, e = 0
+and as many outputs as inputs, G_e is the identity.
 
-Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎
+Proof: the place depends on t and pad only through e. For stride 1 and e = 0 it is s·1 + 0 = s, and the input has this
+    place. ∎
 
-In the field, G_e is a matrix of random elements for each e (`normdeploy.proof.convolutions`), or the identity as above.
-An identity that holds for all such matrices holds for these. Each tap has its own point, and so has each zero around a
-smaller kernel.
+In the prover's finite field, each G_e is a matrix of random elements (`normdeploy.proof.convolutions`), or the identity
+as above. An equation that holds for all matrices holds for the matrices of the convolution. Each tap has its own point,
+and each zero around a smaller kernel has its own point too.
 
-**The unit matrix.** Of an axis of n places, k hold values of their own, and the others share one value
-(docs/certificates.md); the point of the others has weight n − k. The unit matrix maps such tensors to such tensors, and
-the common value to itself. As a weight that is summed over with the points' weights w it is therefore δ/w: Σⱼ
-wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of degree 0, so the argument of degrees holds. ∎
+**The unit matrix.** Of an axis of n places, k places hold separate values, and all other places share one value
+(docs/explanation/certificates.md). The point of the shared value has weight n − k. The unit matrix maps a tensor of
+this form to itself. The prover sums over points with their weights w, so it writes the unit matrix as δ/w: Σⱼ
+wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. δ/w does not depend on the order of the places and has degree 0, so the proof's bound on degrees
+still holds. ∎
 
-It is used only as a part of a weight that is summed over.
+The unit matrix is used only inside a weight. The product with the weight then sums over this axis.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class BranchExpression:
         sign: 1 or −1.
         linear: the convolution; None for a scale and shift.
         chain: the scale and shift; None for a convolution.
-        at: place of its first tap in the written kernel, for each axis.
+        at: position of the branch's first tap in the written kernel, for each axis.
     """
 
     sign: int
@@ -212,7 +214,7 @@ def _embed_kernel(m: ProofInterpreter, w: Value, kernel: Sequence[int], at: Sequ
     def embed_array(x: Array) -> Array:
         own = []
         slot = head
-        # Each tap has a point, or the axis has no slot.
+        # Each tap of an axis has a point. An axis of one tap has no slot in the array.
         for axis in w.axes[2:]:
             own.append(1 if not axis else x.shape[slot])
             slot += len(axis)

@@ -92,7 +92,7 @@ def _merged_finding(finding: Finding, certificate: Certificate | None, became: s
 
 
 def _unmerged_remark(norms: Sequence[LedgerEntry], failure: Failure) -> Remark:
-    """Add to the findings of the remaining norms the reason why their branches are not merged."""
+    """Add the reason why branches are not merged to the findings of the norms that remain in them."""
     reason = certification.failure_reason(failure)
 
     def revise_finding(finding: Finding) -> Finding:
@@ -105,7 +105,7 @@ def _unmerged_remark(norms: Sequence[LedgerEntry], failure: Failure) -> Remark:
 
 
 def _propose_fold_behind(graph: Graph, t: gs.Tensor, target: RewriteTarget) -> Proposal | None:
-    """Propose to fold the scale of the merged branches (FastViT's layer scale), which is possible only now."""
+    """Propose to fold the scale after the merged branches, such as FastViT's layer scale, into the new convolution."""
     readers = graph.consumers(t)
     if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
         return None
@@ -123,7 +123,7 @@ def _drop_costly_merge(
 ) -> BranchMerge | Refusal:
     """Return ``form`` if it costs no accuracy by the rule of `fold_accuracy`, else the refusal.
 
-    Inputs are drawn from the statistics of a scale and shift, or are normal.
+    Inputs are drawn from the statistics of a branch's scale and shift, or from the normal distribution.
     """
     with evaluator.silence_numpy():
         loss = _merge_loss(graph, parts, form)

@@ -1,13 +1,14 @@
-"""Merge parallel branches of one input, added up, into one convolution.
+"""Replace a sum of parallel branches of one input by one convolution.
 
 RepVGG, MobileOne and FastViT call this reparameterization:
 
     (W₁·x + c₁) ± (W₂·x + c₂) = (P₁W₁ ± P₂W₂)·x + (c₁ ± c₂)          (Ding et al., 2021, arXiv:2101.03697)
     (W·x + c) ± (a·x + b)     = (W ± P·diag(a))·x + (c ± b)
 
-P embeds a smaller kernel into a larger one, with zeros around it, if both read the same places of x. Tap t of the
-smaller one reads the place of tap t + o of the larger one. The offset o is (pad of the larger − pad of the
-smaller)/dilation, and both have as many outputs. a·x + b is a convolution of one tap. Branches are merged in pairs.
+P embeds a smaller kernel into a larger kernel, with zeros around it, if both read the same places of x. Tap t of the
+smaller kernel reads the same place as tap t + o of the larger kernel. The offset o is (pad of the larger − pad of the
+smaller)/dilation. Both convolutions must have equally many outputs. a·x + b is a convolution of one tap. Branches are
+merged in pairs.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class ParallelBranch:
         sign: 1 or −1.
         linear: the convolution; None for a scale and shift.
         chain: the scale and shift; None for a convolution.
-        scale: scale per channel of a chain, else empty.
-        shift: shift per channel of a chain, else empty.
+        scale: per-channel factors if the branch is a scale and shift; empty for a convolution.
+        shift: per-channel summands if the branch is a scale and shift; empty for a convolution.
     """
 
     out: gs.Tensor
@@ -86,7 +87,7 @@ def parallel_branches(graph: Graph, node: gs.Node) -> tuple[ParallelBranch, Para
     if any(made is None or made.op not in ("Conv", *_SCALES) for made in producers):
         return None
     if len({id(made.inputs[0]) for made in producers if made is not None and made.op == "Conv"}) != 1:
-        # Return before the weights are read.
+        # The branches do not match. This returns before the weights are read.
         return None
     linears = [
         constant_linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers
@@ -115,7 +116,7 @@ def parallel_branches(graph: Graph, node: gs.Node) -> tuple[ParallelBranch, Para
 
 
 def _affine_chain_to(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> AffineChain | None:
-    """Return the scale and shift from ``x`` to ``t``; None if other nodes are between, or none."""
+    """Return the scale and shift from ``x`` to ``t``; None if there are other nodes between them, or no nodes."""
     end = t
     for _ in range(_LONGEST):
         node = graph.producer(t)
@@ -188,6 +189,10 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
 def branch_weight(frame: ConstantLinear, part: ParallelBranch) -> tuple[np.ndarray, np.ndarray]:
     """Compute weight and bias of a branch as a convolution with the groups of ``frame``.
 
+    Args:
+        frame: the convolution of the other branch, into whose kernel this branch's kernel is embedded.
+        part: the branch.
+
     Returns:
         weight in the layout of Conv, and bias (outputs,).
     """
@@ -206,7 +211,7 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
         the offset along each spatial axis.
 
     Raises:
-        RefusedError: it does not fit.
+        RefusedError: the branch's kernel does not fit into the kernel of ``frame``.
     """
     other = part.linear
     if frame.w.ndim < 3:

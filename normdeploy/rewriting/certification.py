@@ -1,8 +1,8 @@
-"""Certify each rewrite by a proof (`normdeploy.proof`, docs/certificates.md).
+"""Certify each rewrite by a proof (`normdeploy.proof`, docs/explanation/certificates.md).
 
-The reference is the subgraph before the rewrite, never the recognized norm: a misread norm would certify itself. Norms
-that differ only in the elements of gamma and beta share one identity; the values that each stores are checked
-separately.
+The reference is the subgraph before the rewrite, never the recognized norm, because a misread norm would certify
+itself. Norms that differ only in the elements of gamma and beta share one proof. The values that each norm stores are
+checked separately.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..proof.region_evaluation import is_stored_as_half
 from ..proof.sampler import StoredConstant, compare_contents
 from .initializer_check import require_same_as_file
 
-# Shortest axis whose length may be arbitrary
+# Shortest axis whose length is replaced by a symbol, so that one proof covers norms of different lengths
 _LONG = 4
 # Maximum number of elements of a constant that is part of a region's template (`graphs.region`)
 _FEW = 4
-# Maximum number of integers of one constant that may be lengths named by a Reshape
+# Maximum number of integers in a constant that is searched for lengths, such as the sizes of a Reshape
 _NAMED = 16
-# Ops whose taps are distinct, so that the number of taps is not a length
+# Ops with a kernel. The places of a kernel axis are distinct taps, so its length is not replaced by a symbol.
 _KERNELS = ("Conv", "ConvTranspose")
 
 
@@ -76,7 +76,7 @@ Failure = Refusal | Certificate
 
 
 def rewrite_of(graph: Graph, pair: ResultPair) -> Rewrite | Refusal:
-    """Compile the tensor after the rewrite to a region with the leaves of the one before.
+    """Compile the tensor after the rewrite to a region with the same leaves as the region before the rewrite.
 
     Returns:
         both regions, or the refusal of the side that cannot be compiled.
@@ -131,12 +131,12 @@ def certify_rewrites(
     expressions: ComputedConstants | None = None,
     partly_hidden: Collection[gs.Tensor] = (),
 ) -> Certificate:
-    """Certify a rewrite, or several results at once, which share their leaves.
+    """Certify one rewrite, or several rewrites at once that share their leaves.
 
     Args:
         memo: earlier proofs in this graph.
         expressions: the computed constants of a fold.
-        partly_hidden: leaves for which the caller showed that no row is -Inf throughout.
+        partly_hidden: leaves for which the caller showed that no row consists of -Inf only.
 
     Returns:
         the certificate; it failed if the sides differ or the proof was not possible.
@@ -169,7 +169,7 @@ def certify_rewrites(
                 if proof.epsilons:
                     del memo[key]
                 break
-        # Not raised: that would attach a frame to the shared error.
+        # The stored error is not raised, because that would attach a traceback to the shared object.
         if isinstance(proof, NotProved):
             return certificate_of(proof)
         check_stored_constants(sides, proof)
@@ -184,10 +184,10 @@ def certify_sides(sides: Callable[[], Iterable[Equivalence]]) -> Certificate:
     """Certify several proofs, run one after the other.
 
     Args:
-        sides: returns the claims to prove; it may raise NotProved itself.
+        sides: returns the claims to prove; the function may raise NotProved.
 
     Returns:
-        the combined certificate, or that of the first failure.
+        the combined certificate, or the certificate of the first failure.
     """
     try:
         identities = [prove(each) for each in sides()]
@@ -236,7 +236,7 @@ def _named_lengths(
     constants: Sequence[tuple[gs.Node, int]],
     held: Mapping[int, StoredConstant],
 ) -> dict[int, Size]:
-    """Return the lengths along leaves and constants with a symbol each, in order of appearance.
+    """Return the lengths along leaves and constants, each with a symbol, in order of appearance.
 
     Lengths below `_LONG`, lengths that integers in the region may name, and numbers of taps are left out.
     """
@@ -252,7 +252,8 @@ def _named_lengths(
     for node, i in constants:
         constant = held.get(id(node.inputs[i]))
         if constant is None:
-            # Integers: lengths that a Reshape names, or that may become the size of a tensor.
+            # The constant holds integers: lengths that a Reshape names, or numbers that may become the size of a
+            # tensor.
             known = graph.known_value(node.inputs[i])
             if known is not None:
                 taps |= {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
@@ -280,7 +281,7 @@ def _constants_key(
         if constant is None:
             continue
         computed = id(t) in graph.exact
-        # Its elements are part of the template.
+        # The elements of a small constant are already part of the template.
         if constant.array.size <= _FEW:
             told.append((constant.half, computed))
             continue

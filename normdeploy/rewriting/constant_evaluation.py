@@ -1,10 +1,11 @@
 """Compute nodes with constant inputs once, and report the norms among them.
 
-`normdeploy.recognition.constant_subgraphs` finds these nodes.
+`normdeploy.recognition.constant_subgraphs` finds the nodes with constant inputs.
 
-Each result is evaluated in float64 and rounded once to its type in the file; nodes that only move numbers keep them bit
-for bit. The file grows by a few small constants at most. A stored result counts against the weights that become unused.
-A result that would cost more stays, with the nodes that compute it; their inputs are tried next.
+Each result is evaluated in float64 and rounded once to its type in the file. Nodes that only move numbers keep them bit
+for bit. The file grows by a few small constants at most: the bytes of a stored result are offset by the weights that
+become unused. If storing a result would let the file grow too much, the node that computes the result stays. The inputs
+of this node are tried next.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from ..recognition.constant_subgraphs import (
 from .proposals import COMPUTED, ProposeResult, RewriteTarget, StoredTensor, Sweep, propose_stored
 
 STAGE = "constants"
-# Bytes by which a file may grow in total
+# Maximum bytes by which a file may grow in total
 _SLACK = 2**16
-# rounds; each moves the border of the stored part up by a node
+# Maximum number of rounds. After each round, the nodes that have to stay are known, and their inputs are tried
 _ROUNDS = 24
-# Maximum number of node visits to choose among the results of one part
+# Maximum number of node visits in the search for the best results to store in one constant subgraph
 _TRIES = 2**22
 
 
 def note_constant_norms(graph: Graph) -> Sweep:
-    """Record the norms of constants before any rewrite, because a fold may consume one.
+    """Record the norms of constants before any rewrite, because a fold may remove such a norm.
 
     Returns:
         a sweep that stores constants and reports these norms.
@@ -50,7 +51,7 @@ def _iter_proposals(
 ) -> Iterator[tuple[gs.Node, ProposeResult]]:
     """Yield proposals to store nodes with constant inputs, then the findings of ``norms``."""
     left = _SLACK
-    # Reasons of nodes that have to stay, by id.
+    # Id of a node that has to stay → the reason.
     reasons: dict[int, str] = {}
     for _ in range(_ROUNDS):
         again = False
@@ -64,7 +65,7 @@ def _iter_proposals(
             chosen = _results_to_store(graph, part, left, reasons)
             values = _stored_values(graph, chosen, reasons)
             again = again or len(values) < len(part.results)
-            # The freed bytes were counted with all of them.
+            # The freed bytes were counted for all chosen results, so the choice is repeated in the next round.
             if len(values) < len(chosen):
                 continue
             left -= max(0, part.file_growth(graph, {id(v.tensor) for v in values}))
@@ -77,7 +78,7 @@ def _iter_proposals(
 
 
 def _results_to_store(graph: Graph, part: ConstantSubgraph, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
-    """Choose the results to store; the nodes of the others get a reason."""
+    """Choose the results to store; record a reason for the nodes of all other results."""
     chosen = {id(t): t for t in part.results}
     growth = whole = part.file_growth(graph, chosen)
     large = sorted(part.results, key=lambda t: byte_count(graph, t), reverse=True)
@@ -146,7 +147,7 @@ def _constant_norm_finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, 
 
 
 def _reason_not_stored(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> str:
-    """Return the reason why a norm stays: that of the first node after it that has to stay."""
+    """Return the reason why a norm stays. It is the reason of the first node after the norm that has to stay."""
     stack = [node]
     seen = {id(node)}
     while stack:

@@ -3,12 +3,12 @@
     W = (q − z)·s          F·W = (σ(q − z) + z − z)·(|F|·s),   σ = sign(F)
 
 F is the factor that a fold requires for each element of the weight. The codes q stay unchanged if F is positive, and
-are mirrored at the zero point z if it is negative. So scales stay positive: some runtimes accept no others. F·s must
-lie along the axis along which the layer's scales may lie, its output channels.
+are mirrored at the zero point z if F is negative. So scales stay positive, because some runtimes refuse negative
+scales. F·s may vary only along the layer's output channels, because the layer's scales may only vary there.
 
 While scales and shifts are folded, a dequantized weight counts as the constant (q − z)·s, which float64 represents
-without rounding. So the fold is proved like any other (`forms.fold_expressions`). This module writes the proved weight
-as codes and scales and compares these with it, element by element.
+without rounding. So the fold is proved like any other fold (`forms.fold_expressions`). This module writes the proved
+weight as codes and scales, and compares their product with the proved weight, element by element.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ..graphs.quantization_info import DEQUANTIZE, QUANTIZE
 from ..graphs.region import Refusal
 from ..storage.onnx_domains import is_standard
 
-# First opset in which DequantizeLinear has an axis
+# Lowest opset in which DequantizeLinear has an axis
 _PER_CHANNEL = 13
-# Relative tolerance of two products in float64
+# Maximum relative difference of two products in float64 that count as equal
 _CLOSE = 2.0**-46
 
 
@@ -143,7 +143,7 @@ def _stored_codes(graph: Graph, node: gs.Node) -> _StoredCodes | None:
 
 
 def _is_exact_in_float64(codes: _StoredCodes) -> bool:
-    """Return True if float64 represents each (q − z)·s: a 32-bit code times a 24-bit scale may be longer."""
+    """Return True if float64 represents each (q − z)·s. A 32-bit code times a 24-bit scale may have too many bits."""
     longer = (codes.q.astype(np.longdouble) - codes.zero) * codes.step
     return bool(np.isfinite(codes.dequantized_array).all()) and bool((longer == codes.dequantized_array).all())
 
@@ -181,7 +181,7 @@ def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
     """Replace the constants that a proved fold made of dequantized weights by DequantizeLinear nodes.
 
     Returns:
-        ``form`` with these nodes; unchanged if it has no such weight.
+        ``form`` with these nodes; ``form`` itself if no dequantized weight takes part.
     """
     made: dict[int, _RescaledWeight] = {}
     for share in form.shares:
@@ -243,7 +243,7 @@ def _scale_factors(share: FoldShare) -> np.ndarray:
 def rescaled_parts(
     graph: Graph, share: FoldShare, codes: _StoredCodes
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | Refusal:
-    """Compute codes, scales and attributes of the DequantizeLinear that replaces that of the weight.
+    """Compute codes, scales and attributes of the new DequantizeLinear of a layer's weight.
 
     Returns:
         (codes, scales, attributes), or the refusal if the codes cannot express the weight.

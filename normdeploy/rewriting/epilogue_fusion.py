@@ -3,9 +3,10 @@
 - Add, then a norm over the last axis: AddLayerNorm, AddRMSNorm. The sum stays an output for the residual stream.
 - LayerNormalization with scale 1 + s and bias t, both data: ModulatedLayerNorm (DiT, Peebles and Xie 2022).
 - GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
+- RMS norm over the last axis, times SiLU of a tensor of its shape: GatedRMSNorm (`normdeploy.rewriting.silu_gates`).
 
-By this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate is
-by values, as always.
+At this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate
+does not rely on this match: it compares the computed functions.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ from .certification import pair_of, unproved_finding
 from .epilogue_rounding_cases import NormGrouping, make_epilogue_trial
 from .node_queries import constant_number, is_standard_op, sole_consumer, standard_producer
 from .proposals import NodeReplacement, Proposal, RewriteTarget
+from .silu_gates import find_silu_gate, strip_widening_casts
 
 
 @dataclass(frozen=True)
 class EpilogueFusion:
-    """Own op and the nodes that it replaces.
+    """One of normdeploy's own ops, and the nodes that it replaces.
 
     Attributes:
-        op: name of the own op.
+        op: name of this op.
         norm: result of the norm node.
         old: tensors that the op's outputs replace, the norm's result first.
-        leaves: data of which both sides are functions.
+        leaves: input data of the nodes before and after the fusion.
         inputs: inputs of the op.
         attrs: attributes of the op.
-        grouping: elements that are normalized together.
+        grouping: which elements are normalized together.
+        scale: constant scale of the norm; None if it is data.
         norm_op: type of the norm node.
-        before: op types before it.
-        behind: op types after it.
+        before: op types of the joined nodes before the norm.
+        behind: op types of the joined nodes after the norm.
         views: new nodes before the op that reshape an input.
     """
 
@@ -56,6 +59,7 @@ class EpilogueFusion:
     inputs: tuple[gs.Tensor, ...]
     attrs: dict[str, float | int]
     grouping: NormGrouping
+    scale: gs.Tensor | None
     norm_op: str
     before: str = ""
     behind: str = ""
@@ -74,7 +78,7 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         and not describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs)
     ):
         return _own_op_finding(graph, node, node.outputs[0], target)
-    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue):
+    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue, _match_gate):
         found = find(graph, node)
         if found is not None:
             return _epilogue_proposal(graph, found, target)
@@ -111,6 +115,7 @@ def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         (*leaves, *parameters),
         attrs,
         NormGrouping(row.epsilon, row.centered, added=True),
+        parameters[0],
         node.op,
         add.op,
     )
@@ -146,6 +151,7 @@ def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         (x, s, shift),
         attrs,
         NormGrouping(row.epsilon),
+        None,
         node.op,
         "Add",
         views=views,
@@ -189,6 +195,7 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         (x, scale, bias),
         given,
         NormGrouping(epsilon, groups=groups),
+        scale,
         node.op,
         behind=behind,
     )
@@ -208,6 +215,40 @@ def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
     return None
 
 
+def _match_gate(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
+    """Match an RMS norm that only a product with SiLU of a gate reads; the gate is data of the norm's shape."""
+    row = _match_row_norm(graph, node)
+    if row is None or row.centered or not all(map(graph.is_constant, node.inputs[1:])):
+        return None
+    x, scale = node.inputs[:2]
+    y = node.outputs[0]
+    # The body widens X itself, so a half-precision X before a Cast will do if the product is cast back.
+    narrow = strip_widening_casts(graph, x)
+    found = find_silu_gate(graph, y, graph.dtype(narrow))
+    if found is not None:
+        x = narrow
+    else:
+        found = find_silu_gate(graph, y, graph.dtype(x))
+    # A gate that is the norm's input is another function of one tensor.
+    if found is None or graph.is_constant(found.gate) or strip_widening_casts(graph, found.gate) is narrow:
+        return None
+    shape = graph.shape(x)
+    if not _is_static_shape(shape) or graph.shape(found.gate) != shape:
+        return None
+    return EpilogueFusion(
+        "GatedRMSNorm",
+        y,
+        (found.product,),
+        (x, found.gate),
+        (x, scale, found.gate),
+        {"epsilon": row.epsilon, "stash_type": row.stash},
+        NormGrouping(row.epsilon, centered=False, gated=True),
+        scale,
+        node.op,
+        behind=" ".join(n.op for n in found.nodes),
+    )
+
+
 @dataclass(frozen=True)
 class _RowNorm:
     """Norm over the last axis only."""
@@ -219,7 +260,7 @@ class _RowNorm:
 
 def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
-    # An op with the same name but other inputs.
+    # The node has the name of one of normdeploy's own ops, but not the inputs of this op.
     if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):
         return None
     if not ours and not is_standard_op(node, "LayerNormalization", "RMSNormalization"):
@@ -232,7 +273,7 @@ def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
         axes = [int(attrs.get("axis", -1))]
     if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
         return None
-    # The outputs mean and inverse deviation must be unused.
+    # The optional outputs, mean and inverse standard deviation, must be unused.
     if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):
         return None
     if not all(_is_row_parameter(graph.shape(t), shape[-1]) for t in node.inputs[1:] if graph.is_constant(t)):
@@ -256,7 +297,7 @@ def _scale_and_bias(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 
 def _strip_added_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tuple[gs.Node, ...]] | None:
-    """Return s of a scale 1 + s, then s in the scale's shape, and the new view nodes for the latter."""
+    """Return s of a scale 1 + s, s in the scale's shape, and the new nodes that reshape s to it."""
     views: list[gs.Node] = []
     node = graph.producer(scale)
     while (
@@ -295,8 +336,8 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
         told = _own_op_finding(graph, node, found.norm, target)
     else:
         told = norm.finding
-    if len(found.leaves) < 3:
-        scale = graph.known_value(found.inputs[len(found.leaves)])
+    if found.scale is not None:
+        scale = graph.known_value(found.scale)
     else:
         scale = None
     return Proposal(
@@ -309,7 +350,7 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
             else unproved_finding(_own_op_finding(graph, node, found.norm, target), failure)
         ),
         opset=oldest_opset(found.op),
-        # For a certified norm, onnxruntime already ran the nodes of the body.
+        # If the norm is certified, onnxruntime already ran the nodes of the body, so no trial is needed.
         trial=None
         if told.certificate is not None
         else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
@@ -328,7 +369,7 @@ def _epilogue_replacement(found: EpilogueFusion, node: gs.Node) -> NodeReplaceme
 def _epilogue_finding(
     norm: Finding, proposal: EpilogueFusion, node: gs.Node, certificate: Certificate | None, census: bool
 ) -> Finding:
-    """Merge the findings of a norm and its joined neighbors; the errors of both steps add up."""
+    """Merge the findings of a norm and its joined neighbors, and add up the errors of the two steps."""
     again = norm.status == "fused"
     return replace(
         norm,
@@ -353,10 +394,10 @@ def _format_attributes(attrs: Mapping[str, float | int]) -> str:
 
 
 def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: RewriteTarget) -> Finding:
-    """Build the finding of an own op as if it were in the graph.
+    """Build the finding of one of normdeploy's own ops before the op is in the graph.
 
     Args:
-        norm: result of the norm in it.
+        norm: result of the norm in the op.
     """
     producer = graph.producer(norm)
     dtype = graph.dtype(norm)
@@ -378,7 +419,7 @@ def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: Rewrit
 
 
 def _normalized_axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
-    """Return the normalized axes: all but the batch for a group norm (part of its channels), else the last axes."""
+    """Return the normalized axes: for a group norm all axes but the batch, else the last axes."""
     rank = len(graph.shape(node.inputs[0]) or ())
     attrs = graph.attrs(node)
     # A quantized norm may have several axes.

@@ -1,4 +1,4 @@
-"""Choose the input on which onnxruntime runs a joined norm, with the expected error."""
+"""Choose the input on which onnxruntime runs a joined norm, and the error that is expected for this input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase, rounding_patterns
 from .rounding_verdicts import MakeTrial, TrialInput, make_norm_input, make_trial_of
 
-# Sizes of the axes of x that are not normalized, and of a group norm's spatial axes
+# Sizes for the axes of x that are not normalized and that the file leaves open, and for a group norm's spatial axes
 _FEW = (3, 4, 2, 3)
 # Row length if the file leaves it open
 _ROW = 9
@@ -23,22 +23,24 @@ _BATCH = 8
 
 @dataclass(frozen=True)
 class NormGrouping:
-    """Elements that are normalized together: the last axis, or for (N, C, …) a group of channels and all places.
+    """Elements that are normalized together: the last axis, or a group of channels of (N, C, …) with all places.
 
     Attributes:
         epsilon: epsilon of the norm.
         centered: True if the mean is subtracted.
         groups: number of channel groups; 0 for the last axis.
         added: True if x is the sum of the first two leaves.
+        gated: True if the norm is multiplied by SiLU of the second leaf.
     """
 
     epsilon: float
     centered: bool = True
     groups: int = 0
     added: bool = False
+    gated: bool = False
 
     def as_fit(self, size: tuple[int, ...]) -> NormFit:
-        """Build the fit of a norm over ``size`` with this grouping.
+        """Build the `NormFit` of a norm with this grouping.
 
         Returns:
             the fit, with unit scale and zero shift.
@@ -70,7 +72,7 @@ def epilogue_case(rewrite: Rewrite, grouping: NormGrouping) -> RoundingCase | No
 
 
 def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
-    """Choose the size of a leaf: that of x, or of one vector per sample."""
+    """Choose the size of a leaf: the size of x, or the size of one vector per sample."""
     last = len(shape) - 1
     size = []
     for i, n in enumerate(shape):
@@ -102,9 +104,15 @@ def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset:
             return None
         x, *others = given.leaves
         gain = float(np.abs(1 + others[0] if scale is None else scale).max())
+        if grouping.gated:
+            gain *= float(np.abs(_silu(others[0])).max())
         fit = grouping.as_fit(x.shape)
         return make_norm_input(
             given, dtype, fit, fit.rows_of(x + others[0] if grouping.added else x), epsilon=grouping.epsilon, gamma=gain
         )
 
     return make_trial_of(choose_input, opset)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))

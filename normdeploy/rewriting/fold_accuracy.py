@@ -1,24 +1,25 @@
-"""Check that a fold costs no accuracy: both sides run in the model's type on inputs that the statistics imply.
+"""Check that a fold costs no accuracy, by running both sides in the model's type on inputs that fit the statistics.
 
 A fold computes the same function, but not always as accurately. (z − mean)/std is exact to an ulp even if mean/std is
-1e6. Folded into the next linear op, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule,
-for each channel:
+1e6. After a fold into the next linear op, W·(z/std) and W·(mean/std) are large: each of them is rounded, and their
+difference is small. The rule, for each channel:
 
     error after ≤ 4 · error before + 4 ulp        (ulp of the channel's largest result; errors are the largest over
                                                   the drawn inputs)
 
-**Inputs.** The input z of a BatchNormalization is drawn from N(running mean, running variance) of its channel. That of
-an explicit scale a and shift b is drawn from N(−b/a, 1/a²), so that the result has magnitude one. If the linear op
-comes first, its input x is drawn so that its result has that distribution: x ~ N(μ, s²·I) with s = σ/|w| and the
-shortest mean, μ = w·(m − c)/|w|².
+**Inputs.** The input z of a BatchNormalization is drawn from N(running mean, running variance) of its channel. The
+input of an explicit scale a and shift b is drawn from N(−b/a, 1/a²), so that the result has magnitude one. If the
+linear op comes before the norm, its input x is drawn so that z = w·x + c has this distribution, N(m, σ²). So x ~ N(μ,
+s²·I), where s = σ/|w| and μ = w·(m − c)/|w|², the shortest possible mean.
 
-**Arithmetic.** Each node's result is rounded to its type. A linear op sums in float32, as kernels do also for half
-precision. A BatchNormalization is computed as runtimes do: γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). float64
-models are rounded to float32, with constants that are not rounded: the ratio of the errors does not depend on the unit.
+**Arithmetic.** Each node's result is rounded to its type. A linear op sums in float32, as kernels do even for half
+precision. A BatchNormalization is computed as runtimes do: γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). Results of
+a float64 model are rounded to float32, but its constants are not rounded. This is allowed because the ratio of the
+errors does not depend on the unit roundoff.
 
 Nothing here depends on the sizes of the model's tensors. For a convolution, one window is evaluated without strides and
-dilations, for at most `_ROWS` output channels (those with most cancellation, and some between) over at most
-`weight_rows.TAPS` products each.
+dilations. At most `_ROWS` output channels are evaluated: those with most cancellation, and some others spread evenly.
+Each channel has at most `weight_rows.TAPS` products.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from .weight_rows import cancellation_factors, select_rows, weight_row, weight_t
 _DRAWS = 8
 # Maximum number of output channels to evaluate
 _ROWS = 24
-# Maximum number of places of a convolution's window
+# Maximum number of evaluated places of a convolution's window
 _WINDOW = 9
 _POOL = 2**17
 
@@ -56,7 +57,7 @@ class RunChain(Protocol):
         """Compute y from z, both of shape (draws, channels).
 
         Args:
-            rounding: round as the runtime does.
+            rounding: True to round each result as the runtime does; False to compute in float64.
 
         Returns:
             y in float64.
@@ -98,13 +99,13 @@ def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusa
 
 @dataclass(frozen=True)
 class AccuracyLoss:
-    """Channel in which a fold exceeds the allowed error most.
+    """Channel in which a fold exceeds the allowed error by the largest factor.
 
     Attributes:
         channel: number of the channel.
         before: largest error before the fold, against float64.
-        after: verdict on the error after it.
-        into: title of the linear op; "" without one.
+        after: verdict on the error after the fold.
+        into: name of the linear op for messages; "" without a linear op.
     """
 
     channel: int
@@ -121,7 +122,7 @@ class _StatedAffine:
     """Scale and shift over the channels of a fold, with the distribution of z that it implies.
 
     Attributes:
-        run: computes it.
+        run: computes the scale and shift.
         mean: mean of z per channel.
         spread: standard deviation of z per channel.
     """
@@ -139,7 +140,7 @@ def stated_affine(
     Args:
         a: scale per channel.
         b: shift per channel.
-        axis: axis of the channels in z; None if views are between, so that only ``a`` and ``b`` are known.
+        axis: axis of the channels in z; None if the chain contains views, so that only ``a`` and ``b`` are known.
         channels: number of channels.
 
     Returns:
@@ -165,7 +166,7 @@ def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, *, shi
     """Build a closed form for a chain that cannot be run node by node.
 
     Args:
-        shifted: True for a·z + b; False for (z + b/a)·a, its most accurate form.
+        shifted: True to compute a·z + b; False to compute the more accurate (z + b/a)·a.
 
     Returns:
         a function of z.
@@ -265,7 +266,7 @@ def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, *, rounding:
 def round_to_dtype(values: np.ndarray, dtype: np.dtype, own: np.dtype | None = None) -> np.ndarray:
     """Round to the model's type, or to the node's type ``own`` if that is given.
 
-    For float64 models, it rounds to float32; for an ``own`` of float64, it does not round.
+    The values of a float64 model are rounded to float32. In other models, an ``own`` of float64 is not rounded.
 
     Args:
         own: type of the node's result; None for the model's.
@@ -288,7 +289,7 @@ def round_to_dtype(values: np.ndarray, dtype: np.dtype, own: np.dtype | None = N
 
 
 def _loss_of_lone_chain(graph: Graph, chain: AffineChain) -> AccuracyLoss | None:
-    """Measure the loss of a chain that becomes one Mul and one Add, for each of its elements."""
+    """Measure the loss, for each element, if a chain becomes one Mul and one Add."""
     shape = np.broadcast_shapes(chain.scale.shape, chain.shift.shape)
     varying = [i for i, n in enumerate(shape) if n > 1]
     a, b = (np.broadcast_to(v, shape).reshape(-1) for v in (chain.scale, chain.shift))
@@ -314,7 +315,7 @@ def _loss_of_share(graph: Graph, chain: AffineChain, share: FoldShare) -> Accura
         axis = linear.channel_axis(rank)
     else:
         axis = linear.input_channel_axis(rank)
-    # For one part of a Concat, the chain covers all channels.
+    # If the linear op makes one part of a Concat, the chain covers the channels of all parts.
     if share.whole:
         every = [np.broadcast_to(_channel_vector(v, share.whole), (share.whole,)) for v in (chain.scale, chain.shift)]
     else:
@@ -364,7 +365,7 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
         exact[:, share.start + o] = x @ w + bias[o]
         before[:, share.start + o] = sum_products(linear, x * w, bias[o], dtype)
         after[:, share.start + o] = sum_products(linear, x * folded[0], folded[1], dtype)
-        # Several matrices of one MatMul are judged one at a time.
+        # If the rows come from several matrices of one MatMul, each matrix is judged alone.
         if np.count_nonzero(channels == o) > 1:
             losses.append(find_loss(np.array([o])))
     losses.append(find_loss(np.unique(channels)))
@@ -436,10 +437,10 @@ def worst_channel(
         before: results of the nodes before, (draws, channels).
         after: results after the fold, (draws, channels).
         channels: number of each column's channel.
-        into: title of the linear op.
+        into: name of the linear op for messages.
 
     Returns:
-        the channel; None if none exceeds the rule.
+        the channel; None if no channel exceeds the rule.
     """
     valid = np.isfinite(exact) & np.isfinite(before)
     was, now = (np.where(valid, absolute_difference(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
@@ -451,7 +452,7 @@ def worst_channel(
 
 
 def _unit(dtype: np.dtype) -> float:
-    """Return the unit roundoff of the dtype; float64 counts as float32, to which it is rounded here."""
+    """Return the unit roundoff of the dtype. For float64 it is that of float32, to which float64 is rounded here."""
     return UNIT_ROUNDOFF["float32" if dtype == np.float64 else dtype.name]
 
 
@@ -459,9 +460,9 @@ _NORMAL = np.random.default_rng(23).standard_normal(_POOL)
 
 
 def normal_numbers(count: int) -> np.ndarray:
-    """Return standard normal numbers from a fixed pool, because drawing them costs most.
+    """Return standard normal numbers from a fixed pool, because drawing new numbers would take most of the time.
 
     Returns:
-        always the same numbers, (count,).
+        (count,), the same numbers in each call.
     """
     return np.resize(_NORMAL, count)

@@ -1,4 +1,4 @@
-"""Find rows that an additive mask may hide entirely: there Attention and Softmax differ (`rewriting.attention_fusion`).
+"""Find rows that an additive mask may hide entirely. Attention and Softmax differ there (`rewriting.attention_fusion`).
 
 Values are tracked as intervals through the few ops that build masks. The dtype bounds integers and bools.
 Floating-point inputs have no bounds and may be −Inf.
@@ -14,25 +14,25 @@ from ..storage.onnx_domains import is_standard
 
 LOWEST = float(np.finfo(np.float32).min)
 _MOVES = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Flatten"})
-# Lower limit of computed values: a few roundings do not reach the lowest float32 from here
+# Computed values above this stay above the lowest float32 even after a few roundings
 _FAR = LOWEST * (1 - 2.0**-20)
-# Longest chain of nodes to follow
+# Maximum length of a chain of nodes that the search follows
 _DEEP = 24
 
 Bounds = tuple[float, float]
 
 
 def may_hide_row(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
-    """Return True if a row of ``mask`` may be −Inf, or the lowest float32, throughout and affects ``y``.
+    """Return True if each element of a row of ``mask`` may be −Inf or the lowest float32, and the row affects ``y``.
 
-    Such a row does not matter if the result is multiplied by zero there: by Cast(ReduceMax(mask) > c), as
+    Such a row does not affect ``y`` if the result is multiplied by zero there: by Cast(ReduceMax(mask) > c), as
     `normdeploy.exporting.masked_attention_fix` writes it.
 
     Args:
         y: result of the attention.
 
     Returns:
-        False only if that is excluded.
+        False only if no such row is possible.
     """
     if graph.is_constant(mask):
         known = graph.known_value(mask)
@@ -50,7 +50,7 @@ def value_bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
         deep: depth of the recursion.
 
     Returns:
-        (lower, upper); None if unknown, or if float32 may not represent an element.
+        (lower, upper); None if the bounds are unknown, or if an element may be outside float32's range.
     """
     if graph.is_constant(t):
         known = graph.known_value(t)
@@ -85,7 +85,7 @@ def _combine_bounds(op: str, each: list[Bounds]) -> Bounds | None:
 
 
 def _finite_bounds(low: float, high: float) -> Bounds | None:
-    # The comparison is False for NaN.
+    # Both comparisons are False for NaN, so NaN gives None.
     return (low, high) if low >= LOWEST and high <= -LOWEST else None
 
 

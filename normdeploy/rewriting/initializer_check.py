@@ -1,9 +1,9 @@
-"""Check that the constants of a proof are the bytes in the file.
+"""Check that the constants of a proof equal the bytes in the file.
 
 The prover reads weights through graphsurgeon, which has its own readers, but a certificate is about the file. So each
-initializer that a proof depends on, also through Constant nodes, Casts and views, is read again with
-`onnx.numpy_helper` and compared bit for bit. Tests compare that reader with onnxruntime for every form in which a file
-may store a number.
+initializer that a proof depends on is read again with `onnx.numpy_helper` and compared bit for bit. This includes
+initializers behind Constant nodes, Casts and views. Tests compare `onnx.numpy_helper` with onnxruntime for every form
+in which a file may store a number.
 """
 
 from __future__ import annotations

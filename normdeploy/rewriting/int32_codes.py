@@ -1,10 +1,10 @@
-"""Replace DequantizeLinear of constant int32 codes, mostly biases, by float32 constants, for TensorRT.
+"""Replace a DequantizeLinear of constant int32 codes, usually a bias, by a float32 constant, for TensorRT.
 
-    DQ(q) = (q − 0)·s, q rounded to float32 and the product too
+    DQ(q) = (q − 0)·s, where q and the product are rounded to float32
 
 onnxruntime's quantizer stores biases as int32 before a DequantizeLinear (ONNX, DequantizeLinear 10 to 25, int32 with
-zero point 0). TensorRT's parser accepts no int32 there. The stored number equals, bit for bit, the one that ONNX's
-reference and onnxruntime compute in each run.
+zero point 0). TensorRT's parser refuses a DequantizeLinear of int32. The stored float32 number equals, bit for bit, the
+number that ONNX's reference and onnxruntime compute in each run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def replace_int32_codes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace int32 codes with a constant float32 scale by float32 constants.
 
     Returns:
-        a changed copy; ``proto`` itself if it has none.
+        a changed copy; ``proto`` itself if it has no such codes.
     """
     if not any(
         _dequantized_values(q, node) is not None

@@ -1,18 +1,19 @@
-"""Compare two models in onnxruntime, with its optimizer off: do they differ by more than rounding explains?
+"""Compare two models in onnxruntime, with its optimizer off, and report differences that rounding does not explain.
 
-Both run at each dynamic dim's minimum, an odd size in between, and its maximum. Inputs are random inputs that the model
-accepts, inputs at which the graph's own constants act, and −0, ±Inf and NaN (`normdeploy.graphs.threshold_inputs`).
+Both models run with all dynamic dims at their minimum, at an odd size in between, and at their maximum. The inputs are
+random inputs that the model accepts, inputs at which the graph's constants take effect, and −0, ±Inf and NaN
+(`normdeploy.graphs.threshold_inputs`).
 
-The model before shows how much rounding explains. Its inputs, parameters and the results of its reductions are
-perturbed at random by up to 8u, with u the unit roundoff of its coarsest type. Let d be the largest change in an
-element's row (the last axis), y the row's largest element, and N the number of nodes. Then
+The original model shows how much difference rounding explains. Its inputs, its parameters and the results of its
+reductions are perturbed at random by up to 8u, where u is the unit roundoff of its coarsest type. Let d be the largest
+change in an element's row (the last axis), y the row's largest element, and N the number of nodes. Then
 
     |after − before| ≤ 4 · d + 6 · √N · u · |y|       the second term as in `normdeploy.graphs.ort_equivalence`
 
-Integers and booleans may differ by as much as perturbations move an element of the row; if nothing moves, they must be
-equal. At inputs where constants act, the inputs themselves are not perturbed: both models get the same bits, so both
-decide x > 5 alike. Elements must be non-finite in both models or in neither. A difference is confirmed with more
-perturbations before it is reported.
+Integers and booleans may differ by as much as the perturbations change an element of the row; if they change no
+element, both results must be equal. At inputs where constants take effect, the inputs themselves are not perturbed.
+Both models then get the same bits, so x > 5 gives the same result in both. Elements must be non-finite in both models
+or in neither. A difference is confirmed with more perturbations before it is reported.
 """
 
 from __future__ import annotations
@@ -43,23 +44,24 @@ from .perturbed_model import FLOATING, PATIENCE, PerturbableModel, short_error_m
 
 # Sizes of a dynamic dim that the file does not limit
 _BARE = (1, 7, 33)
-# Seconds for all runs at larger sizes than the first, as the smaller ones predict
+# Seconds for all runs at larger sizes than the first. The time of a run is predicted from the smaller sizes
 _SECONDS = 1.0
-# a run of fewer seconds is repeated to measure its time
+# A first run that takes fewer seconds is repeated, because a session's first run takes longer than later runs
 _QUICK = 0.1
-# Seconds after which a run is terminated if small sizes predict less than a second
+# Minimum seconds before a run at a larger size is terminated, whatever the smaller sizes predict
 _LATER = 3.0
-# Runs at each size if only rounding separates the models
+# Number of runs at each size, if the models differ only by rounding
 _RUNS = 2
 # Maximum number of input elements
 _LARGEST = 2**24
-# Maximum number of dims that are tried at their maximum one by one
+# Maximum number of dims that are tried at their maximum one by one, if all maxima together take too long
 _MOST_ALONE = 16
-# Maximum number of sizes in a note
+# Maximum number of sizes that a note lists
 _NAMED = 16
-# Maximum number of elements of any tensor whose shape is stated
+# Maximum number of elements of a tensor whose shape the file states. Sizes with a larger tensor are not compared
 _INNER = 2**28
-# Perturbed runs at each size: more if the results differ by more than the previous ones explain
+# Total number of perturbed runs at each size. The next number is used if the results differ by more than the runs so
+# far explain
 _PERTURBED = (0, 1, 9)
 _UNITS = 8
 _FLUSHED = float(np.finfo(np.float32).smallest_normal)
@@ -73,7 +75,7 @@ class ModelDifference:
     Attributes:
         message: description for the report.
         sizes: sizes at which they differ.
-        fails: True if the model after does not run at all.
+        fails: True if the rewritten model does not run at all.
     """
 
     message: str
@@ -107,7 +109,7 @@ def comparison_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
 
 
 class _NotComparable(Exception):
-    """Raised if the model before cannot be compared; the message says why."""
+    """Raised if the original model cannot be compared; the message gives the reason."""
 
     pass
 
@@ -119,14 +121,14 @@ class _TimeExceeded(Exception):
 
 
 def _plan_sizes(dims: Mapping[str, Dim]) -> list[dict[str, int]]:
-    """Plan all dims at their minimum, at an odd size in between, and at their maximum, without repeats."""
+    """Plan the sizes: all dims at their minimum, at an odd size in between, and at their maximum, without repeats."""
     plan = [{name: getattr(d, which) for name, d in dims.items()} for which in ("min", "max")]
     plan.insert(1, {name: _odd_size(d) for name, d in dims.items()})
     return [sizes for i, sizes in enumerate(plan) if sizes not in plan[:i]]
 
 
 def _odd_size(dim: Dim) -> int:
-    """Return the largest odd size between the extremes up to the usual size; the usual size if there is none."""
+    """Return the largest odd size between the extremes and up to the usual size; without one, return the usual size."""
     return next((n for n in range(dim.opt, dim.min, -1) if n % 2 and n < dim.max), dim.opt)
 
 
@@ -144,7 +146,7 @@ def _describe_sizes(sizes: Mapping[str, int]) -> str:
 
 @dataclass
 class BaselineRun:
-    """Run of the model before at one size.
+    """Run of the original model at one size.
 
     Attributes:
         sizes: size of each dynamic dim.
@@ -182,7 +184,7 @@ def _oversized_tensor(shapes: Mapping[str, Dims], sizes: Mapping[str, int]) -> s
 def _estimate_seconds(paces: Sequence[tuple[int, float]], elements: int) -> float:
     """Estimate the seconds of a run from the first and the last run.
 
-    Time grows at most in proportion to the elements, and its constant part does not grow.
+    A part of the time is constant; the other part is assumed to grow in proportion to the elements.
     """
     if not paces:
         return 0.0
@@ -192,7 +194,7 @@ def _estimate_seconds(paces: Sequence[tuple[int, float]], elements: int) -> floa
 
 
 class BaselineModel:
-    """Model before the rewrites, run at each size, with the error that rounding explains.
+    """Original model, run at each size, with the error that rounding explains.
 
     Attributes:
         specs: specs of its inputs.
@@ -204,8 +206,8 @@ class BaselineModel:
         """Load the model and run it at each size.
 
         Args:
-            before: the model.
-            specs: specs of its inputs; those of the file are used if the names differ.
+            before: the original model.
+            specs: specs of its inputs. If their names differ from the names in the file, the file's specs are used.
         """
         self.specs = specs
         self.notes: list[str] = []
@@ -233,7 +235,7 @@ class BaselineModel:
     def _run_all(self) -> None:
         dims = {d.name: d for spec in self.specs for d in spec.shape if d.name is not None}
         missing: list[str] = []
-        # (input elements, seconds) of each run.
+        # (number of input elements, seconds) of each run.
         paces: list[tuple[int, float]] = []
         plan = _plan_sizes(dims)
         spent = 0.0
@@ -280,13 +282,13 @@ class BaselineModel:
             self.notes.append(f"the whole model was compared at {compared}, but not at {'; '.join(missing)}")
 
     def _run_at_thresholds(self, sizes: Mapping[str, int], number: int, budget: float, pace: float) -> float:
-        """Run the model before at inputs where its constants act, and at NaN and Inf.
+        """Run the original model at inputs where its constants take effect, and at NaN and Inf.
 
-        The model may reject such inputs (an index beyond a table); then they are not compared. If a run takes more than
-        a part of ``budget``, it is skipped, with a note.
+        If the model rejects such inputs (an index beyond a table), they are not compared. If a run would take more than
+        a part of ``budget``, it is skipped, and a note reports this.
 
         Returns:
-            the seconds that this took.
+            the seconds that all these runs took.
         """
         if 2 * _RUNS * pace > budget:
             self._add_note(
@@ -303,8 +305,7 @@ class BaselineModel:
         def draw_special(spec: InputSpec, rng: np.random.Generator) -> np.ndarray:
             return draw_special_values(spec, rng, sizes)
 
-        # Any fixed seeds serve.
-        # Each kind of input has draws of its own.
+        # The seeds are arbitrary but fixed. Each kind of input has its own seed.
         kinds = ((24, " near its thresholds", draw_at_thresholds), (17, _SPECIAL, draw_special))
         for seed, kind, draw in kinds:
             rngs = [np.random.default_rng([number, i, seed]) for i in range(len(self.specs))]
@@ -319,7 +320,7 @@ class BaselineModel:
         return spent
 
     def _run_timed(self, feeds: Mapping[str, np.ndarray], patience: float = PATIENCE) -> tuple[list[Any], float]:
-        """Run the model before on ``feeds``.
+        """Run the original model on ``feeds``.
 
         Returns:
             the outputs, and the seconds of processor time.
@@ -342,14 +343,14 @@ class BaselineModel:
     ) -> ModelDifference | None:
         """Find the first difference that rounding does not explain.
 
-        Digits that onnxruntime's one-pass GroupNormalization loses do not count as a difference: each rewrite's own
-        trial measures them. They are noted.
+        Digits that onnxruntime's one-pass GroupNormalization loses do not count as a difference, because the trial of
+        each rewrite measures them. A note reports them.
 
         Args:
             after: the model to compare.
             only: compare at these sizes only; None for all.
-            gains: a certificate states that an infinite input gives NaN instead of a number, so that this does not
-                count at inputs with Inf.
+            gains: True if a certificate states that an infinite input gives NaN instead of a number. At inputs with
+                Inf, this does not count as a difference.
 
         Returns:
             the difference; None if rounding explains all.
@@ -381,7 +382,7 @@ class BaselineModel:
             try:
                 worst = self._compare_at_size(seen, model, gains=gains and seen.kind == _SPECIAL)
             except MemoryError:
-                # numpy ran out of memory in float64; the models themselves ran.
+                # The models ran, but numpy ran out of memory when it compared their outputs in float64.
                 self._add_note(f"the whole model was not compared at {_describe_sizes(seen.sizes)}: not enough memory")
                 continue
             if worst is not None:
@@ -422,11 +423,11 @@ class BaselineModel:
         seen.draws = max(seen.draws, draws)
 
     def compare_outputs(self, seen: BaselineRun, outputs: Sequence[Any]) -> str | None:
-        """Compare outputs with those of a run of the model before.
+        """Compare outputs with the outputs of a run of the original model.
 
         Args:
             seen: the run, with the changes under perturbations.
-            outputs: outputs of the model after.
+            outputs: outputs of the rewritten model.
 
         Returns:
             description of the worst difference; None if rounding explains all.
@@ -442,9 +443,9 @@ class BaselineModel:
             floating = old.dtype.kind == "f"
             if floating:
                 bound = explained_error(old, moved, self._relative)
-                # Below the normal numbers, a rounding error is half of the smallest subnormal for any value.
+                # For a subnormal result, the rounding error is half of the smallest subnormal, whatever the value.
                 bound = bound + self._relative / self._unit * float(np.finfo(old.dtype).smallest_subnormal)
-                # A norm divides such a rounding error by √epsilon; and kernels flush float32's subnormal numbers to
+                # A norm may divide such a rounding error by √epsilon, and kernels flush float32's subnormal numbers to
                 # zero.
                 bound = bound + min(_FLUSHED, float(np.finfo(old.dtype).smallest_normal))
             else:
@@ -480,7 +481,7 @@ def _zero_movement(value: Any) -> np.ndarray | None:
 
 
 def _drop_gained_numbers(old: Any, new: Any) -> Any:
-    """Replace elements of ``new`` by those of ``old`` if only ``new`` is not finite there."""
+    """Replace each element of ``new`` that is not finite by the element of ``old`` if that is finite."""
     if not isinstance(old, np.ndarray) or old.dtype.kind != "f" or old.shape != np.shape(new):
         return new
     return np.where(np.isfinite(old) & ~np.isfinite(new), old, new).astype(new.dtype)

@@ -34,13 +34,13 @@ def standard_producer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
 
 
 def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
-    """Return the only node that reads the values of ``t``, which is not a graph output.
+    """Return the only node that reads the values of ``t``, if ``t`` is not a graph output.
 
     Args:
         ops: op types; any if empty.
 
     Returns:
-        the node; None if there are others, or it is another op.
+        the node; None if there are several readers, or the only reader is another op.
     """
     if graph.is_output(t) or not graph.is_read_once(t):
         return None

@@ -1,4 +1,4 @@
-"""Fuse one norm: read it around its root, write it in its best form, certify it, and keep or drop the rewrite."""
+"""Fuse one norm: recognize it around its root, write its best form, certify it, and keep or drop the rewrite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .proposals import NodeReplacement, Proposal, ProposeResult, RewriteTarget
 from .rewrite_ledger import RewriteOptions
 from .rounding_verdicts import norm_trial_maker
 
-# Maximum number of smaller readings, one inside the other, of a norm whose certificate fails
+# Maximum number of times that a norm whose certificate fails is read again as a smaller norm inside it
 _TRIES = 4
 
 # Rejected reading, with its norm if only the form failed
@@ -59,8 +59,8 @@ class _NormSearch:
         graph: the graph.
         root: the root.
         target: target of the rewrite.
-        within: a wider reading whose certificate failed; a norm of another kind inside it is not a real norm. None for
-            the first search.
+        within: wider reading whose certificate failed; None for the first search. Inside it, only a norm of the same
+            kind is accepted.
         tries: number of smaller readings that may still be tried.
     """
 
@@ -159,7 +159,7 @@ def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, fail
 def _smaller_candidates(
     graph: Graph, root: gs.Node, around: RootCandidate, norm: Norm, certificate: Certificate | None
 ) -> list[RootCandidate]:
-    """Shrink a candidate by the part without proof: a scale and shift before the norm, an activation after it."""
+    """Shrink a candidate by an unproved part: a scale and shift before the norm, or an activation after it."""
     xs = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
     ys = around.ys[: next(i for i, y in enumerate(around.ys) if y is norm.y)]
     culprit = next(
@@ -184,7 +184,9 @@ def _smaller_candidates(
 
 
 def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> ProposeResult:
-    """Fuse the norm just written with the nodes before it, if the result is one node too: two steps may be provable."""
+    """Fuse the written norm with the nodes before it, if the result is one node. Two small steps may be provable even
+    if one large step is not.
+    """
     node = next(n for n in form.nodes if n.op == form.op)
     around = candidate_at(search.graph, node)
     if around is None:
@@ -207,9 +209,9 @@ def _best_reading(
 ) -> tuple[tuple[Norm, NormForm] | None, list[_Rejection]]:
     """Choose the reading and form that leave the fewest nodes.
 
-    Of equals, it chooses the one that writes fewer nodes, then the outermost. For a runtime with measured forms, it
-    chooses the outermost of equals: a part of the norm has its own form, but not the measured one. For "any" runtime,
-    that applies to group norms.
+    If several readings leave equally few nodes, the reading that writes fewer nodes is chosen, then the outermost
+    reading. For a runtime with measured forms, the outermost reading is chosen at once, because forms are measured for
+    a whole norm and not for its parts. For "any" runtime, this exception applies only to group norms.
     """
     candidates: list[tuple[int, Norm, NormForm]] = []
     refusals: list[_Rejection] = []
@@ -243,7 +245,7 @@ def _best_reading(
 def _cut_back_candidate(graph: Graph, norm: Norm, around: RootCandidate) -> RootCandidate | None:
     """Cut the candidate back to an inner tensor of x's shape that other nodes read too.
 
-    That tensor may be the norm that they share.
+    Such a tensor may be the result of a norm that several readers share.
     """
     inside = {id(n) for n in norm.region.nodes}
     for i, y in enumerate(around.ys):
@@ -260,9 +262,9 @@ def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
 
 
 def _root_of_norm(graph: Graph, norm: Norm) -> gs.Node | None:
-    """Return the root of the norm; its module is the norm's.
+    """Return the root of the norm, whose module is reported as the module of the norm.
 
-    The ends of the norm may be in an outer module (a modulation by data, a Dropout).
+    The first and last nodes of the norm may be in an outer module (a modulation by data, a Dropout).
     """
     roots = [n for n in norm.region.nodes if is_anchor(graph, n) and graph.module(n)]
     if roots:
@@ -298,9 +300,9 @@ def _norm_finding(
 
 
 def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding | None:
-    """Build a finding from the most informative refusal, the innermost clear one.
+    """Build a finding from the most informative refusal.
 
-    Returns None if no two ends around the root match.
+    This is the innermost refusal with a specific reason. The result is None if no refusal has a clear reason.
     """
     root = search.root
     wanted = search.target.wanted
@@ -308,7 +310,7 @@ def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding
     if not clear:
         return None
     best, norm = next((pair for pair in reversed(clear) if pair[0].clarity is Clarity.SPECIFIC), clear[0])
-    # Of refusals with the same reason, take the widest one.
+    # Of the refusals with this reason, take the widest reading.
     best, norm = next(pair for pair in clear if pair[0].reason == best.reason)
     if best.kind is RefusalKind.EVEN and (region := best.region) is not None:
         best = replace(best, reason=explain_numerator(search.graph, region.leaves[0], region.y))
@@ -342,7 +344,7 @@ def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding
 
 
 def _with_package_kind(finding: Finding, root: gs.Node) -> Finding:
-    """Return ``finding`` with the kind that an installed package gives its own op, if that op is kept."""
+    """Return ``finding`` with the norm kind that an installed package declares for its op, if that op is kept."""
     brought = third_party.third_party_row(root.domain, root.op)
     if brought is not None and finding.status == "kept":
         return replace(finding, kind=brought.kind)

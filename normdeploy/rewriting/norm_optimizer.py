@@ -1,8 +1,8 @@
-"""Drive the rewrites: recognize a norm, write it, certify it, keep or undo.
+"""Drive the rewrites: recognize each norm, write it, certify it, and keep or undo the rewrite.
 
 Norms come first, in topological order. Then BatchNorms and other scales and shifts are folded into their neighbors.
-Then, if own ops are requested, norms are joined with their neighbors. A rewrite is certified before it is made, and a
-failed one is never applied.
+Then, if normdeploy's own ops are requested, norms are joined with their neighbors. A rewrite is certified before it is
+made, and a rewrite whose certificate fails is never applied.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ..graphs.type_opsets import oldest_opset_for_types
 from ..option_values import FUSES, RUNTIMES, TENSORRT
 from ..recognition.closed_functions import find_closed_norms
 from ..recognition.constant_subgraphs import find_repeated_constants
+from ..recognition.other_norms import list_other_norms
 from ..storage.node_order import with_sorted_nodes
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.onnx_files import fill_shared_weights
@@ -54,8 +55,8 @@ class RewriteOutcome:
     Attributes:
         findings: findings of the norms.
         taken: every step that changed a graph, with its finding.
-        gross: steps whose result onnxruntime cannot run, or runs with a gross error.
-        seals: seals of the remaining nodes, as they were proved.
+        gross: steps whose result onnxruntime cannot run, or runs with a gross error (`rounding_verdicts`).
+        seals: seals of the written nodes that remain, as they were proved.
         opset: lowest opset that has the written nodes.
         seconds: seconds of each stage.
     """
@@ -92,7 +93,7 @@ def optimize_norms(
         census: store all properties of each norm in its finding (`normdeploy.recognition.norm_attributes`), which takes
             some more time.
         weights: the weights that ``proto`` and the result refer to
-            (`storage.weight_serialization.share_large_weights`); None if both hold their own.
+            (`storage.weight_serialization.share_large_weights`); None if both models contain their weights.
 
     Returns:
         the new model, with a higher opset if a norm's node needs it, and the summary of all norms.
@@ -172,7 +173,8 @@ def require_exact(findings: Sequence[Finding]) -> None:
     """Require an exact certificate for each rewrite: ``--strict-proof``.
 
     Raises:
-        CertificateError: a rewrite rests on inputs alone, or gives NaN for an infinite input that gave a number before.
+        CertificateError: a rewrite was only tested on inputs, or gives NaN for an infinite input that gave a number
+            before.
     """
     for f in findings:
         if (
@@ -186,7 +188,7 @@ def require_exact(findings: Sequence[Finding]) -> None:
             )
 
 
-# After the last attempt but one, all steps are omitted. Models with several kinds of norms need two or three attempts.
+# Maximum number of attempts; the last attempt omits all steps. Models with several kinds of norms need two or three.
 _ATTEMPTS = 8
 
 
@@ -197,7 +199,7 @@ def _give_up_finding(finding: Finding) -> Finding:
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Pause Python's cycle collector, which would traverse the whole graph repeatedly: a seventh of the time."""
+    """Pause Python's cycle collector. It would traverse the whole graph repeatedly and take a seventh of the time."""
     if not gc.isenabled():
         yield
         return
@@ -219,7 +221,7 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
     # A written node, such as an activation, may support the file's type only in a newer opset.
     work.opset = max(work.opset, oldest_opset_for_types(out))
     if ops_needing_conversion(out, work.opset):
-        # In an old file, its own ops must be converted first, and the norms are found again.
+        # The ops of an old file must be converted to the new opset first. Then the norms are found again.
         try:
             newer = convert_opset(proto, work.opset)
         except RefusedError as refusal:
@@ -321,10 +323,9 @@ def _apply_transforms(
     for stage, sweep in cleanups:
         rewriter.apply_cleanup(stage, sweep)
     seals = rewriter.remaining_seals()
-    # onnxruntime's verdict does not decide for another runtime.
+    # onnxruntime's verdict does not take back rewrites for a TensorRT target.
     rewriter.apply_verdicts(decides=wanted.runtime not in TENSORRT)
     rewriter.seconds["passes"] = time.perf_counter() - start
     ledger = rewriter.ledger
-    return graph, RewriteOutcome(
-        ledger.findings, ledger.steps_taken(), ledger.gross, seals, rewriter.opset, rewriter.seconds
-    )
+    findings = [*ledger.findings, *list_other_norms(graph, ledger.findings)]
+    return graph, RewriteOutcome(findings, ledger.steps_taken(), ledger.gross, seals, rewriter.opset, rewriter.seconds)

@@ -1,7 +1,7 @@
 """Run a model in onnxruntime with perturbed parameters, inputs and reductions, to see the effect of rounding.
 
-Reductions are perturbed because nothing else moves x − mean off zero in a constant row. That difference is then divided
-by √epsilon alone, for example in an instance norm of one place.
+The results of reductions are perturbed too. In a constant row, x − mean is zero, and only a perturbed mean changes it.
+The norm divides this difference by √epsilon, so the effect is large, for example in an instance norm of one place.
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ from ..graphs import ort_equivalence
 from ..graphs.transposed_weights import transpose_column_weights
 from ..norms.norm_table import STANDARD
 from ..ort_sessions.session import ort_error_message
+from ..recognition.anchors import VIEWS
 from ..storage.heap import trim_heap
 from ..storage.proto_traversal import iter_bodies, required_inputs
 from ..storage.shared_weights import tensor_array
 from ..storage.weight_serialization import detach_weights
 
 FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-# From this size on, a parameter is not perturbed: the bias or norm of its layer is
+# Maximum number of elements of a parameter that is perturbed. For a larger parameter, the bias or norm of its layer is
+# perturbed instead
 _LARGE = 2**16
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
 _POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
 _NORMS = [op for op, row in STANDARD.items() if row.has_scale]
 _ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
-# Binary digits that bfloat16 and every other type can represent
+# Ops that only move the elements of their first input
+_MOVES = VIEWS | {"Tile"}
+# Number of binary digits that every floating-point type can represent, bfloat16 included
 _DIGITS = 8
-# Seconds after which a run of the model before is terminated; a run of the one after gets four times as many
+# Seconds after which a run of the original model is terminated; a run of the rewritten model gets four times as many
 PATIENCE = 20.0
 
 
@@ -58,9 +62,10 @@ class PerturbableModel:
 
         Args:
             proto: the model.
-            other: a model whose large weights are shared if they are equal, to store them once.
-            floating: elem_types of the floating-point tensors if the model is to be perturbed: small parameters become
-                inputs, and each reduction's result is multiplied by an input that is 1. None for no perturbation.
+            other: model with which equal large weights are shared, so that they are in memory only once.
+            floating: elem_types of the floating-point tensors, for a model that will be perturbed: small parameters
+                become inputs, and each reduction's result is multiplied by an input that is 1. None for a model that
+                will not be perturbed.
         """
         light, weights = detach_weights(proto, fed=True)
         self._inputs = [v.name for v in required_inputs(light.graph)]
@@ -85,8 +90,9 @@ class PerturbableModel:
         for name in self._parameters:
             if name in self.values:
                 self._parameters[name] = self.values[name].numpy()
-        # A product with such a number, or a sum of it and integers, is not rounded, so it is not perturbed either: a
-        # Cast after x·1 would separate every integer from the one below it.
+        # Numbers of few binary digits are not perturbed, because a product with such a number, or its sum with
+        # integers, is not rounded. A perturbed 1 in x·1 would let a later Cast to integers return the next lower
+        # integer.
         self._exact = frozenset(name for name in own if _has_few_digits(self._parameters[name]))
         self._session, self._fed = ort_equivalence.open_session_without_weights(light, unread)
         self.outputs = [o.name for o in self._session.get_outputs()]
@@ -123,7 +129,7 @@ class PerturbableModel:
                 value = perturb_array(value, by, rng)
             fed[name] = ort.OrtValue.ortvalue_from_numpy(ort_equivalence.to_computable_type(value))
         options = ort.RunOptions()
-        # Two sessions are open and one runs: the other one should not keep its memory.
+        # Two sessions are open but only one runs at a time, so a session frees its memory after each run.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         # A loop in an untrusted file may never end.
         watch = threading.Timer(patience, lambda: setattr(options, "terminate", True))
@@ -161,11 +167,7 @@ def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
 
     Returns their values by name; empty arrays for external ones.
     """
-    readers: dict[str, set[str]] = {}
-    for body in iter_bodies(light):
-        for node in body.node:
-            for name in node.input:
-                readers.setdefault(name, set()).add(f"{node.domain}{node.op_type}")
+    readers = _ops_that_read(light)
     named = {v.name for v in (*light.graph.input, *light.graph.output)}
     inputs = {}
     for tensor in list(light.graph.initializer):
@@ -181,6 +183,18 @@ def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
             light.graph.initializer.remove(tensor)
     return inputs
+
+
+def _ops_that_read(light: onnx.ModelProto) -> dict[str, set[str]]:
+    """Collect the ops that read each tensor, directly or through a Tile or a view; "" stands for the caller."""
+    readers: dict[str, set[str]] = {output.name: {""} for output in light.graph.output}
+    # Backwards, so that the readers of a moved tensor are known.
+    for node in reversed([node for body in iter_bodies(light) for node in body.node]):
+        op = f"{node.domain}{node.op_type}"
+        for i, name in enumerate(node.input):
+            moved = i == 0 and op in _MOVES
+            readers.setdefault(name, set()).update(readers.get(node.output[0], {""}) if moved else {op})
+    return readers
 
 
 def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:

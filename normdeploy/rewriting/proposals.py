@@ -7,7 +7,7 @@ A transform is a function ``propose(graph, node, target)``. It returns one of
 - `Remark`: an addition to existing findings of norms.
 - None: the transform does not apply at this node.
 
-It changes neither findings nor the graph.
+A transform changes neither findings nor the graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RewriteTarget:
         wanted: options of the rewrite.
         entry_of: returns the entry of the norm that computes a tensor, by name; None if there is none.
         entries_behind: returns the entries of the norms that one rewrite merged into a tensor.
-        shared: tensors written once for all readers of the same value.
+        shared: tensors that rewrites wrote and that other rewrites reuse if they need the same value.
     """
 
     wanted: RewriteOptions
@@ -57,8 +57,8 @@ class NodeReplacement:
         nodes: the new nodes in topological order.
         output: index of the last node's output that becomes ``old``.
         shape: shape of ``old`` if it is known now.
-        origin: node whose metadata the new ones get; None for the producer of ``old``.
-        also: tensors that other outputs of the last node become, by index.
+        origin: node whose metadata the new nodes get; None for the producer of ``old``.
+        also: index of another output of the last node → tensor of the graph that this output replaces.
     """
 
     old: gs.Tensor
@@ -71,7 +71,7 @@ class NodeReplacement:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor that is computed once: it becomes an initializer of its name with ``value``."""
+    """Tensor that becomes an initializer of the same name with ``value``."""
 
     tensor: gs.Tensor
     value: np.ndarray
@@ -79,7 +79,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Remark:
-    """Addition to the findings of norms that have one."""
+    """Addition to existing findings of norms."""
 
     entries: Sequence[LedgerEntry]
     revise: Callable[[Finding], Finding]
@@ -93,24 +93,25 @@ class Proposal:
         finding: finding of the rewrite; the certificate is added.
         pairs: pairs to prove; empty if the transform compared the nodes itself.
         changes: changes of the graph.
-        unproved: returns the finding or remark if nothing is made.
+        unproved: returns the finding or remark to record if the rewrite and all its alternatives fail.
         values: tensors that become constants after the changes.
         sides: claims to prove instead of pairs, for nodes that no region can express.
         expressions: expressions of the computed constants.
-        partly_hidden: leaves for which the transform showed that no row is -Inf throughout.
+        partly_hidden: leaves for which the transform showed that no row consists of -Inf only.
         opset: lowest opset that has the nodes.
-        trial: builds the onnxruntime trial from (rewrites, a number that no other trial has).
-        kind: equal for proposals that differ only in gamma and beta; only a few of these are run.
-        only_for_speed: True if the rewrite is taken back when it costs accuracy, and no norm is rewritten by it.
-        revised_entries: norms whose findings it changes, instead of a finding of its own.
-        revise: returns their findings from (finding, certificate).
-        stored: returns the proposal as the file will store it, once it is proved.
+        trial: builds the onnxruntime trial from (rewrites, unique number of the trial).
+        kind: key that is equal for proposals that differ only in gamma and beta; only a few trials of one kind are run.
+        only_for_speed: True if the rewrite concerns no norm and is made for speed alone. It is taken back if it costs
+            accuracy.
+        revised_entries: norms whose findings the rewrite changes. The rewrite then has no separate finding.
+        revise: returns the changed finding of such a norm from (finding, certificate).
+        stored: converts the proved proposal to the form that the file stores.
         shared: tensors that other rewrites may read from now on.
-        otherwise: yields alternatives if it is not made; the first one that is made, or whose finding is "kept",
-            counts.
-        instead: returns the alternative that counts if it is not made, whatever its result.
-        then: returns a follow-up if it is made.
-        joined: merges its finding with that of ``then``; None to keep both.
+        otherwise: yields alternatives if the rewrite is not made. The first alternative that is made, or whose finding
+            is "kept", counts.
+        instead: returns an alternative if the rewrite is not made. This alternative counts, whatever its result.
+        then: returns a follow-up proposal after the rewrite was made.
+        joined: merges the finding with the finding of ``then``; None to keep both.
     """
 
     finding: Finding

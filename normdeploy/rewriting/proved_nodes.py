@@ -1,7 +1,8 @@
 """Check that the file holds the proved nodes, with their attributes and the bytes of their constants.
 
-A certificate applies to nodes as they were at the proof. A seal records each node then, and is searched for in the
-final file. This detects an epsilon that was changed since, or an array stored in another order.
+A certificate applies to nodes as they were when they were proved. A seal records each node at that time. Every seal
+must match a node of the final file. This detects, for example, an epsilon that was changed after the proof, or an array
+that was stored in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class NodeSeal(NamedTuple):
 
     Attributes:
         tensor: name of its first output.
-        kind: op with the dtypes and shapes of its constants, so that other nodes' weights need not be read.
+        kind: op with the dtypes and shapes of its constants. Only nodes of the same kind are compared, so that other
+            weights need not be read.
         digest: SHA-256 of op, attributes and constants.
     """
 
@@ -55,7 +57,7 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
     """
     if not wanted:
         return
-    # A caller may override initializers that are inputs too.
+    # A caller may override an initializer that is also an input, so it is not a constant.
     if proto.ir_version >= 4:
         defaults = {i.name for i in proto.graph.input}
     else:
@@ -67,7 +69,7 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
     for function in proto.functions:
         there.update(_node_digests(function.node, {}, kinds))
     for seal in wanted:
-        # Of two equal nodes, both have to be in the file.
+        # Each seal uses up one node, so two equal proved nodes must both be in the file.
         there[seal.digest] -= 1
         if there[seal.digest] < 0:
             raise ExportError(
@@ -78,7 +80,7 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
 
 
 def _stored_tensor(graph: Graph, t: gs.Tensor) -> onnx.TensorProto | None:
-    """Return an initializer, or the tensor of a Constant node: functions have no initializers, and get such nodes."""
+    """Return an initializer, or the tensor of a Constant node, which functions have in place of initializers."""
     if isinstance(t, gs.Constant):
         return graph.tensor_proto(t)
     node = graph.producer(t)

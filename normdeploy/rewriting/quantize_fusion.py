@@ -1,10 +1,10 @@
 """Join a norm node with the QuantizeLinear after it into one op of this project (``--fuse portable``).
 
-Rounding is not algebraic, so nothing is proved about it here. The op's body is the norm node and that QuantizeLinear,
-with equal nodes, attributes and inputs, and this is compared before anything is written. The norm node itself was
-proved before. So every runtime that runs the body rounds as before.
+Rounding is not algebraic, so nothing is proved about it here. Instead, the op's body is compared with the norm node and
+the QuantizeLinear before anything is written: nodes, attributes and inputs must be equal. The norm node itself was
+proved before. So a runtime that runs the op by its body rounds exactly as it rounded the original nodes.
 
-An RMSNormalization (opset 23 and newer) first becomes RMSNorm of this project, with a certificate like any norm.
+An RMSNormalization (opset 23 and newer) is first rewritten as RMSNorm of this project, with a certificate.
 
 The op is written if QuantizeLinear has one constant scale above 0 and the zero point 0, quantizes to int8 or
 float8e4m3fn, and is the only reader of the norm. Otherwise the norm's finding gives the reason.
@@ -37,11 +37,11 @@ from .structural_equality import describe_difference, full_attributes
 
 ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
 _BY_ROW = {row.quantizes: row for row in OURS.values() if row.is_quantized_by_row}
-# Ops that become an own op before they are joined
+# Standard ops that are rewritten as one of normdeploy's own ops before they are joined
 _WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}
 _KINDS = ("int8", "float8_e4m3fn")
 QUANTIZE = "QuantizeLinear"
-# The name of this check in reports
+# Name of the comparison with the op's body, as certificates show it
 SAME = "the same nodes"
 
 
@@ -49,7 +49,7 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
     """Propose to join ``node``, a QuantizeLinear or a Cast, with the norm before it. This changes the norm's finding.
 
     Returns:
-        the proposal; a remark with the reason if it is not possible; None without a norm before.
+        the proposal; a remark with the reason if it is not possible; None if no norm precedes ``node``.
     """
     if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None
@@ -119,17 +119,17 @@ def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
 
 
 def _row_name(node: gs.Node) -> str:
-    """Return the row name of an op: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
+    """Return the name of an op in the table of norm ops, such as ``LayerNormalization`` or ``normdeploy.RMSNorm``."""
     if is_standard(node):
         return str(node.op)
     return f"{node.domain}.{node.op}"
 
 
 def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
-    """Check that only QuantizeLinear, or the nodes ``own``, read the norm, and none its statistics.
+    """Check that only QuantizeLinear, or the nodes ``own``, read the norm, and that its statistics are unread.
 
     Raises:
-        RefusedError: others read them.
+        RefusedError: another node reads the result or the statistics.
     """
     y = norm.outputs[0]
     if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
@@ -152,7 +152,7 @@ def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: R
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and describe_missing(ours, [t.name for t in norm.inputs], norm.attrs):
         raise RefusedError(f"its {norm.op} does not match normdeploy's op of that name")
-    # The opset of the nodes written so far.
+    # The nodes are compared by the definitions of the opset that the written nodes need.
     opset = max(graph.opset, row.since)
     if ours is None:
         attrs = full_attributes(norm.op, graph.attrs(norm), opset)
@@ -269,7 +269,8 @@ def _quantized_replacement(
     row: NormOp, norm: gs.Node, node: gs.Node, made: gs.Node, tail: RowQuantization | None
 ) -> NodeReplacement:
     old = {"Y": node.outputs[0], "y_scale": node.outputs[0] if tail is None else tail.scale, "sum": norm.outputs[-1]}
-    # The last output is computed first, and others may read it before the quantized one is available.
+    # Nodes before the quantization may read the op's last output (the sum), so the op is inserted in place of that
+    # output.
     *rest, (output, last) = enumerate(row.outputs)
     also = {place: old[name] for place, name in rest}
     return NodeReplacement(old[last], (made,), output=output, origin=norm, also=also)

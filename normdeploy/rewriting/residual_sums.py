@@ -1,9 +1,9 @@
-"""Write the sum before a layer norm as Sum instead of Add if the runtime runs the two faster separately.
+"""Write the sum before a layer norm as Sum instead of Add if the runtime runs the sum and the norm faster separately.
 
 onnxruntime (1.31) joins Add and LayerNormalization into SkipLayerNormalization if both summands have one shape of rank
 3 and only the norm reads the sum. Its CPU kernel processes the rows one by one and computes E[x²] − E[x]². At 1×64×384
-it takes several times as long as both separate ops, and it loses more digits if the mean is large. It does not
-recognize Sum, which adds the same two numbers.
+this kernel takes several times as long as the two separate ops, and it loses more digits if the mean is large.
+onnxruntime does not join a Sum, which adds the same two numbers.
 
 The faster form was measured (`normdeploy.forms.measured_forms`, kind ResidualLayerNorm).
 """

@@ -21,7 +21,7 @@ from . import rounding_verdicts
 from .rounding_verdicts import RoundingTrial, TrialOutcome
 from .speed_rewrite_costs import describe_cost
 
-# Statuses of rewrites that are in the graph
+# Statuses of findings whose rewrite is in the graph
 MADE = ("fused", "folded")
 
 
@@ -30,9 +30,9 @@ class RewriteStep:
     """One application of a transform.
 
     Attributes:
-        place: body or function; "" for the main graph.
+        place: body or function that contains the node; "" for the main graph.
         stage: stage of the transform.
-        tensor: first output of the node at which it started.
+        tensor: first output of the node at which the transform started.
     """
 
     place: str
@@ -46,18 +46,19 @@ class RewriteOptions:
 
     Attributes:
         runtime: selects among equal standard forms.
-        fuse: "portable" for own ops if no standard op expresses a norm.
+        fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm.
         limit: highest opset of the result.
         unraised: reason why the file's opset cannot be raised.
         attentions: True if an attention may become one node when the runtime runs that faster; False before a
             conversion to half precision.
-        rows: True if linear layers may become Gemm over rows; False before they compute in integers.
-        partial: True if a linear op may take a scale without its shift; False before its input is quantized.
+        rows: True if linear layers may become Gemm over rows; False if the layers are quantized afterwards.
+        partial: True if a linear op may take a scale without its shift; False if the op's input is quantized
+            afterwards.
         census: True if findings store all properties of a norm.
         progress: called with (stage, done, total).
         weights: stores new large weights, to which the result refers.
         place: body or function of the graph; "" for the main graph.
-        undone: steps not to repeat, with their findings.
+        undone: steps that must not be made again, with their findings.
     """
 
     runtime: str = "any"
@@ -86,7 +87,7 @@ class RewriteOptions:
         """Return the runtime whose measured forms are written.
 
         Returns:
-            "" for single nodes, which the ops of ``--fuse portable`` are joined from.
+            "" to write each norm as a single node, because ``--fuse portable`` joins single nodes.
         """
         if self.runtime == "any" and self.fuse == "portable":
             return ""
@@ -122,7 +123,7 @@ class RewriteLedger:
     Attributes:
         entries: entries of norms.
         non_norm_entries: entries of other rewrites: computed constants, activations, attentions, linear layers.
-        gross: steps whose result onnxruntime cannot run, or not well enough, with their findings.
+        gross: steps whose result onnxruntime cannot run, or runs with a gross error, with their findings.
     """
 
     def __init__(self) -> None:
@@ -130,8 +131,9 @@ class RewriteLedger:
         self.non_norm_entries: list[LedgerEntry] = []
         self.gross: dict[RewriteStep, Finding] = {}
         self._kinds: dict[object, list[LedgerEntry]] = {}
-        # Pending trials, and the outcomes of the others.
+        # Trials that have not run yet
         self._waiting: list[tuple[_PlannedTrial, RoundingTrial]] = []
+        # Trials that have run, with their outcomes
         self._judged: list[tuple[_PlannedTrial, TrialOutcome]] = []
         self._behind: dict[str, Sequence[LedgerEntry]] = {}
         self._by_tensor: dict[str, LedgerEntry] = {}
@@ -143,7 +145,7 @@ class RewriteLedger:
         return [entry.finding for entry in self.entries]
 
     def entry_of(self, tensor: str) -> LedgerEntry | None:
-        """Look up the first entry of a tensor, by its name at the first look-up.
+        """Look up the first entry whose finding names ``tensor``. A later change of that name is ignored.
 
         Returns:
             the entry; None if there is none.
@@ -197,7 +199,7 @@ class RewriteLedger:
         """Add ``entry`` to the norms of its kind.
 
         Returns:
-            True if enough norms of this kind are run already.
+            True if trials of enough norms of this kind are planned already.
         """
         likes = self._kinds.setdefault(kind, [])
         likes.append(entry)
@@ -241,7 +243,7 @@ class RewriteLedger:
 
         Args:
             runtime: the target runtime.
-            decides: True if a gross outcome takes a rewrite back; False for another target than onnxruntime.
+            decides: True if a gross outcome takes a rewrite back; False for a TensorRT target.
         """
         for planned, verdict in self._judged:
             if planned.for_speed is not None:

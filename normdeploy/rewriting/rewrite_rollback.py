@@ -1,8 +1,8 @@
-"""Compare the whole model before and after, which no single certificate covers, and take back the rewrite to blame.
+"""Compare the whole model before and after, and take back the rewrite that causes a difference.
 
-Both are compared once (`normdeploy.rewriting.model_comparison`). If they differ, the model is rebuilt with fewer and
-fewer steps, which finds the step at which the difference starts. That step is omitted, and the search continues until
-both models agree.
+No single certificate covers the whole model, so the original and the rewritten model are compared once
+(`normdeploy.rewriting.model_comparison`). If they differ, a bisection rebuilds the model with fewer steps, and finds
+the step that causes the difference. This step is omitted, and the search continues until both models agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rewrite_ledger import RewriteStep
 
 # Maximum bytes of weights, because both models and their results are in memory at once
 LIMIT = 2**30
-# Steps omitted one by one; after that, all are omitted
+# Maximum number of steps that are omitted one by one; after that, all steps are omitted
 SEARCHES = 8
 
 Made = tuple[onnx.ModelProto, Summary, list[tuple[RewriteStep, Finding]]]
@@ -52,19 +52,20 @@ def roll_back_differences(
 
     Args:
         before: the model; not changed.
-        specs: its inputs; those of the file are used if the names differ (`model_comparison.comparison_input_specs`).
-        make: builds the result without some steps, from these steps and their findings.
+        specs: specs of its inputs. If the names differ from the file's inputs,
+            `model_comparison.comparison_input_specs` is used instead.
+        make: builds the result without the steps that are passed to it, with their findings.
         made: result with all steps, after ``tidy``.
-        tidy: cleans up; if it causes a difference, the result stays as it was.
-        strict: raise an error if a step is to blame.
-        loads: the result has to run in onnxruntime if ``before`` does; if False, a failure is only noted.
+        tidy: cleans up a result. If the cleanup causes a difference, the result stays without it.
+        strict: raise an error if a step causes a difference.
+        loads: True if the result has to run in onnxruntime whenever ``before`` does; False to only note a failure.
 
     Returns:
-        ``made`` or the result without these steps; notes; True if the result ran in onnxruntime.
+        ``made``, or the result without the omitted steps; notes; and True if the result ran in onnxruntime.
 
     Raises:
-        ExportError: the result does not run or computes something else, and no step is to blame.
-        CertificateError: a step is to blame, with ``strict``.
+        ExportError: the result does not run or has other outputs, and no step causes this.
+        CertificateError: a step causes a difference, with ``strict``.
     """
     reference = BaselineModel(before, specs)
     if reference.failed is not None:

@@ -1,4 +1,4 @@
-"""Decide on the proposals of transforms and apply them. Transforms only propose; no other module takes these steps.
+"""Decide on the proposals of transforms and apply them. Transforms only propose; only this module changes the graph.
 
 The steps for each proposal, in this order:
 
@@ -32,11 +32,12 @@ from .proposals import NodeReplacement, Proposal, Propose, ProposeResult, Remark
 from .proved_nodes import NodeSeal, require_sealed, seal_nodes
 from .rewrite_ledger import LedgerEntry, RewriteLedger, RewriteOptions, RewriteStep
 
-# Stage in which onnxruntime runs both sides of each rewrite
+# Name of the stage in which onnxruntime runs both sides of each rewrite
 ROUNDING = "rounding"
-# Maximum bytes of pending trials. Sessions of a few tens of trials each cost little more than one session of all.
+# Maximum bytes of pending trials. One session for all trials would save little compared to sessions of a few tens of
+# trials
 _WAITING = 2**21
-# Progress is reported after this number of nodes
+# Number of nodes after which progress is reported
 _EVERY = 16
 
 Outcome = LedgerEntry | Finding | Remark | None
@@ -155,7 +156,7 @@ class Rewriter:
             step = RewriteStep(self.wanted.place, stage, node.outputs[0].name)
             outcome = self._take_proposal(propose(self.graph, node, self._target), step)
         except evaluator.UnsupportedOp as error:
-            # A constant would take too long to compute. The graph is still unchanged.
+            # The transform needs a constant that would take too long to compute. The graph is still unchanged.
             module = self.graph.module(node)
             outcome = Finding("unknown", "refused", node.outputs[0].name, module, reason=str(error))
         self._record_outcome(outcome)
@@ -268,8 +269,8 @@ class Rewriter:
     def _store_constant(self, constant: StoredTensor) -> None:
         """Turn a tensor into an initializer.
 
-        A node that reads the tensor is proved for every value of it, so also for this constant. The node is sealed
-        again, because its input has become an initializer.
+        The proof of a node that reads the tensor holds for every value of the tensor, so also for this constant. Such a
+        node is sealed again, because its input has become an initializer.
         """
         readers = {id(node) for node in self.graph.all_consumers_of(constant.tensor)}
         self.graph.freeze_tensor(constant.tensor, constant.value)

@@ -1,9 +1,9 @@
 """Build the inputs on which onnxruntime measures a rewrite's accuracy.
 
-There is one case per rewrite, with every pattern in some group.
+There is one case per rewrite. Each pattern fills at least one group of its input.
 
-Proofs do not depend on them (`normdeploy.proof`). They are chosen to show cancellation, small variances and large
-numbers.
+Proofs do not depend on these inputs (`normdeploy.proof`). The inputs are chosen to show cancellation, small variances
+and large numbers.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ Pattern = Callable[[np.random.Generator, int, float], np.ndarray]
 # The battery: each pattern is computed from (generator, elements of the group, epsilon). The comments give the reasons.
 PATTERNS: dict[str, Pattern] = {
     "normal": lambda rng, n, e: rng.standard_normal(n),
-    # x̂ is zero unless epsilon was lost (a power of two: its mean is exact)
+    # The result is zero unless epsilon was lost. 0.5 is a power of two, so the mean is exact
     "constant": lambda rng, n, e: np.full(n, 0.5),
-    # 0/0 if epsilon was lost
+    # The result is 0/0 if epsilon was lost
     "zero": lambda rng, n, e: np.zeros(n),
-    # Cancellation
+    # Shows cancellation
     "offset 1e3": lambda rng, n, e: 1e3 + rng.standard_normal(n),
-    # Usual epsilons dominate
+    # The variance is smaller than a usual epsilon
     "scale 1e-4": lambda rng, n, e: 1e-4 * rng.standard_normal(n),
-    # The norm's own epsilon matters
+    # The variance is as large as the norm's epsilon
     "scale of epsilon": lambda rng, n, e: np.sqrt(e or 1e-12) * rng.standard_normal(n),
     # Shows a wrong ddof
     "one-hot": lambda rng, n, e: np.eye(1, n, int(rng.integers(n)))[0],
-    # Near the limit of half precision
+    # Near the largest float16 number
     "large 3e4": lambda rng, n, e: 3e4 * rng.uniform(-1, 1, n),
     "skewed": lambda rng, n, e: rng.standard_normal(n) ** 3 + np.arange(n) / n,
 }
@@ -78,7 +78,7 @@ def _norm_case_at_sizes(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) ->
         try:
             after = rewrite.after.bind(bound.sizes)
             layout = norm.fit.resize(size)
-            # The sizes may not fit together.
+            # The sizes of the shapes may not be compatible, so other sizes are tried.
             if len(bound.sizes) > 1 or loose:
                 with evaluator.silence_numpy():
                     others = [
@@ -100,13 +100,13 @@ def _norm_case_at_sizes(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) ->
 def rounding_patterns(
     shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
-    """Lay out every pattern in some group; cached for norms with the same groups.
+    """Lay out the patterns so that each fills at least one group; cached for norms with the same groups.
 
     Args:
         shape: shape of the input.
         axes: normalized axes.
         split: axis that is split into groups; None for none.
-        block: size of a group along it.
+        block: size of a group along the split axis.
         epsilon: epsilon of the norm.
 
     Returns:
@@ -129,7 +129,7 @@ def _cached_patterns(
     made: list[tuple[np.ndarray, tuple[str, ...]]] = []
     for start in range(0, len(order), groups):
         names = tuple(order[(start + g) % len(order)] for g in range(groups))
-        # Only the first groups are drawn; the others repeat them.
+        # Only the first groups are drawn; later groups repeat them.
         rows = np.array([PATTERNS[name](rng, n, epsilon) for name in names[: _GROUPS * len(order)]])
         x = layout.arrange_rows(np.resize(rows, (groups, n)))
         x.setflags(write=False)
@@ -138,21 +138,22 @@ def _cached_patterns(
 
 
 def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tuple[RoundingCase, float] | None:
-    """Build a normal input for a fold.
+    """Build a normally distributed input for a fold.
 
     Args:
-        windows: for each leaf a smaller shape that exercises the whole weight (a convolution's window); None for the
-            file's size, which is the fallback for all.
+        windows: for each leaf, a smaller shape that uses the whole weight (a convolution's window), or None for the
+            shape in the file. If these shapes fail, all leaves get the shapes in the file.
 
     Returns:
-        the case, and the largest sum of magnitudes in an output; None if no size is affordable.
+        the case, and the largest sum of magnitudes in an output; None if all sizes have too many elements.
     """
     graph = rewrite.before.graph
     leaves = rewrite.before.leaves
     rng = np.random.default_rng(13)
     for sizes in size_assignments(rewrite.before.symbols | rewrite.after.symbols, graph.shape(leaves[0])):
         for shapes in (windows, [concrete_shape(graph, leaf, sizes) for leaf in leaves]):
-            known = [shape for shape in shapes if shape is not None]
+            # A size is negative if the input of a convolution is shorter than its kernel.
+            known = [shape for shape in shapes if shape is not None and min(shape, default=0) >= 0]
             if len(known) < len(leaves) or not all(
                 is_affordable(shape) and math.prod(shape) <= _MOST for shape in known
             ):
@@ -172,5 +173,5 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
 _MOST = 2**20
 # Maximum number of groups per pattern to draw
 _GROUPS = 256
-# Maximum number of elements of cached inputs
+# Maximum number of elements of an input that is cached
 _FEW = 2**16

@@ -4,13 +4,17 @@ A group's error after the rewrite is expected to be at most
 
     max(2 · error before, the rounding error of the formula itself: `normdeploy.compare.rewrite_errors`)
 
-The verdict decides only if the result is gross. That is the case if onnxruntime runs the nodes before, but has no
-kernel for those after. It is also the case if the nodes after give NaN or Inf at ordinary inputs (`ORDINARY`), or err
-there by more than `GROSS` times the allowed error. Smaller excesses are noted. For example, at an offset of 1e3
-GroupNormalization computes E[x²] − E[x]² and loses most digits, in every file that has one.
+The verdict takes a rewrite back only if the result is gross, in one of three cases:
 
-A session holds up to 64 rewrites: creating one costs more than running it, and its cost grows faster than its graph.
-Large weights are inputs, which onnxruntime reads without a copy.
+- onnxruntime runs the nodes before the rewrite, but has no kernel for the nodes after.
+- The nodes after give NaN or Inf at ordinary inputs (`ORDINARY`).
+- At ordinary inputs, the error exceeds the allowed error by more than a factor of `GROSS`.
+
+A smaller excess is only noted. For example, GroupNormalization computes E[x²] − E[x]² and loses most digits at an
+offset of 1e3, in every file that contains it.
+
+One session runs up to 64 rewrites, because creating a session costs more than running it. Larger sessions would not
+pay, because the cost grows faster than the graph. Large weights are inputs, which onnxruntime reads without a copy.
 """
 
 from __future__ import annotations
@@ -41,11 +45,11 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase
 
 BATCH = 64
-# Maximum number of norms to run that differ only in gamma and beta
+# Maximum number of norms that are run, of norms that differ only in gamma and beta
 OF_A_KIND = 8
-# Factor of the allowed error above which an error is gross
+# Factor by which a gross error exceeds the allowed error
 GROSS = 16
-# Patterns of the battery that are ordinary inputs
+# Patterns of `rounding_cases` that are ordinary inputs
 ORDINARY = frozenset({"normal", "skewed"})
 
 
@@ -135,7 +139,7 @@ MakeTrial = Callable[[Sequence[Rewrite], int], RoundingTrial | None]
 def make_trial_of(choose: Callable[[Rewrite], TrialInput | None], opset: int) -> MakeTrial:
     """Build a function that makes a trial from (the rewrites of a proposal, the number of the trial).
 
-    The first rewrite is tried. A rewrite is not tried if ``choose`` returns None, or without a float64 reference.
+    Only the first rewrite is tried. It is not tried if ``choose`` returns None, or if float64 has no result.
 
     Args:
         choose: chooses the input of a rewrite.
@@ -158,7 +162,7 @@ def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
     """Build the function that makes the trial of a norm's rewrite on the battery.
 
     Returns:
-        a function as of `make_trial_of`.
+        a function as `make_trial_of` returns.
     """
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:
@@ -180,7 +184,7 @@ def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
 def make_norm_input(
     case: RoundingCase, dtype: np.dtype, fit: NormFit, x: np.ndarray, *, epsilon: float, gamma: float
 ) -> TrialInput:
-    """Build the trial input of a norm; the rounding error of its own formula is expected.
+    """Build the trial input of a norm. The expected error is the rounding error of the norm's formula.
 
     Args:
         x: the normalized rows.
@@ -198,7 +202,7 @@ def make_norm_input(
 
 
 def fold_trial_maker(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1) -> MakeTrial:
-    """Build the function that makes the trial of a fold; the rounding error of its largest sum is expected.
+    """Build the function that makes the trial of a fold. The expected error is the rounding error of its largest sum.
 
     Args:
         windows: smaller shape of each leaf, as for `rounding_cases.fold_case`; empty for the file's shapes.
@@ -206,7 +210,7 @@ def fold_trial_maker(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype,
         opset: lowest opset that has the written nodes.
 
     Returns:
-        a function as of `make_trial_of`.
+        a function as `make_trial_of` returns.
     """
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:
@@ -288,7 +292,7 @@ def make_side_model(
                 elif id(t) in valued and graph.is_constant(t):
                     initializers[proto.input[i]] = _constant_initializer(graph, t, prefix)
                 else:
-                    # Second input of CastLike: only its dtype matters.
+                    # The second input of CastLike provides only a dtype.
                     initializers[proto.input[i]] = onnx.numpy_helper.from_array(
                         np.zeros(1, graph.dtype(t) or np.float32), proto.input[i]
                     )
@@ -425,7 +429,7 @@ def _ort_values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _is_shape_only(array: np.ndarray) -> bool:
-    """Return True for a broadcast element, which `make_side_model` uses if only the shape is read."""
+    """Return True for a single element broadcast to a shape, which `make_side_model` uses if only the shape is read."""
     return array.size > 1 and not any(array.strides)
 
 
@@ -456,7 +460,7 @@ def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarra
 
     was, now = errors_in_units(before), errors_in_units(after)
     allowed = np.maximum(2 * was, t.expected)
-    # If the nodes before give no number in a row, it allows any error and compares nothing.
+    # If the nodes before give no finite number in a row, the allowed error is infinite and the row is not compared.
     compared = np.flatnonzero(np.isfinite(allowed))
     if not compared.size:
         return _uncompared_verdict(

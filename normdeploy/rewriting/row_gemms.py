@@ -1,9 +1,9 @@
-"""Write a linear layer, MatMul and Add of a bias, as Gemm over rows if the runtime runs that faster.
+"""Write a linear layer (MatMul and Add of a bias) as Gemm over rows if the runtime runs Gemm faster.
 
-onnxruntime (1.31, CPU) adds the bias of a Gemm during the multiplication. After a MatMul of rank 3 it passes over the
-product once more; it joins the two only for inputs of rank 2. The Reshapes copy nothing; adjacent ones merge, and those
-between two layers vanish (`normdeploy.graphs.cleaning.movement_rules`). `benchmarks.whole_models` measures the gain in
-whole models.
+onnxruntime (1.31, CPU) adds the bias of a Gemm during the multiplication. After a MatMul of rank 3, the Add passes over
+the product once more, because onnxruntime joins MatMul and Add only for inputs of rank 2. The Reshapes around Gemm copy
+nothing. Adjacent Reshapes are merged, and Reshapes between two layers are removed
+(`normdeploy.graphs.cleaning.movement_rules`). `benchmarks.whole_models` measures the gain in whole models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .node_queries import is_standard_op, sole_consumer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
 from .rounding_verdicts import fold_trial_maker
 
-# First opset in which Shape has start and end
+# Lowest opset in which Shape has the attributes start and end
 _OPSET = 15
 
 
@@ -107,7 +107,7 @@ def _result_shape_key(graph: Graph, layer: BiasedMatMul) -> tuple[object, ...]:
 def _result_shape(graph: Graph, layer: BiasedMatMul, target: RewriteTarget) -> tuple[gs.Tensor, list[gs.Node]]:
     """Return the shape of the result, and the new nodes that compute it.
 
-    Nodes are needed if the file leaves more than one dim open; results of one shape share them.
+    Nodes are needed only if the file leaves more than one dim open. Results of equal shape share these nodes.
     """
     key = _result_shape_key(graph, layer)
     _, *dims = key

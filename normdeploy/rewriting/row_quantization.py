@@ -1,13 +1,13 @@
-"""Match nodes that quantize each row with its own scale, in the spellings of users:
+"""Match nodes that quantize each row with a separate scale, in the spellings that users write:
 
     y_scale = max(max|y|, least) / largest            Abs, ReduceMax over the last axis, Max or Clip, Div
     q       = saturate(round(y / y_scale))            Div, then Round, Clip and Cast to int8; Clip and Cast to FP8; or
-                                                      QuantizeLinear by 1
+                                                      QuantizeLinear with scale 1
 
 ``largest`` is 127 for int8 and 448 for FP8 (E4M3). Round, Clip and Cast equal QuantizeLinear with scale 1 and zero
-point 0 by its definition, saturate(round(x / 1)). |y| / y_scale ≤ largest, so a Clip at −largest changes nothing, and
-neither does a missing Clip. Only NaN differs: ONNX leaves the Cast of NaN to int8 undefined. Rows of finite numbers
-give no NaN if ``least`` is above 0; otherwise a row of zeros is 0 / 0.
+point 0 by its definition, saturate(round(x / 1)). |y| / y_scale ≤ largest, so the result is the same with and without a
+Clip at −largest. Only NaN differs: ONNX leaves the Cast of NaN to int8 undefined. If ``least`` is above 0, rows of
+finite numbers give no NaN. If ``least`` is 0, a row of zeros gives 0 / 0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RowQuantization:
         return graph.add_constant(f"{self.q.name}_zero_point", np.zeros(()), self.kind)
 
     def build_nodes(self, graph: Graph, y: gs.Tensor, zero: gs.Tensor) -> list[gs.Node]:
-        """Build the quantization of ``y`` as in the bodies of the own ops, outside the graph.
+        """Build the quantization of ``y`` as in the bodies of normdeploy's own ops, outside the graph.
 
         Returns:
             the nodes in topological order.

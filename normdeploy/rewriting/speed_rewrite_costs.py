@@ -1,7 +1,8 @@
 """Judge the accuracy of rewrites made only for speed: an attention as one node, a linear layer over rows, a sum.
 
-onnxruntime runs both sides of each in float32, on normal inputs with the file's own weights. The rule is that of folds
-(`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff and y the largest intermediate number:
+onnxruntime runs both sides of each rewrite in float32, on normally distributed inputs with the file's weights. The rule
+is the same as for folds (`normdeploy.rewriting.rounding_verdicts`). u is the unit roundoff, and y the largest
+intermediate number:
 
     error after ≤ max(2 · error before, 8u · y)
 

@@ -1,7 +1,7 @@
-"""Compare the body of an own op with the nodes that it replaces.
+"""Compare the body of one of normdeploy's own ops with the nodes that the op replaces.
 
-They are equal if they have the same ops and attributes on the same tensors, in order. Nothing is evaluated, so
-non-algebraic ops are allowed.
+The body and the nodes are equal if they have the same ops and attributes on the same tensors, in the same order.
+Nothing is evaluated, so non-algebraic ops are allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..graphs.own_op_functions import DOMAIN
 from ..norms.function_bodies import call_attributes, norm_function_body
 from ..norms.norm_table import OURS, NormOp
 
-# Attributes of QuantizeLinear that change nothing at these values
+# Attribute of QuantizeLinear → value at which it has no effect
 _NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
 
 
@@ -41,7 +41,7 @@ def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[
         if theirs.attrs != ours.attrs:
             return f"its {theirs.op} has the attributes {theirs.attrs}; in {row.op}, they are {ours.attrs}"
         given = [same.get(i, i) for i in theirs.inputs]
-        # A bias added by the rewrite.
+        # The rewrite may have added a bias of zeros, which the original nodes do not have.
         given += [i for i in ours.inputs[len(given) :] if _is_own_zeros(graph, made, i)]
         if given != list(ours.inputs):
             return f"its {theirs.op} reads tensors that differ from those in {row.op}"
@@ -60,7 +60,7 @@ class _FlatNode:
     Attributes:
         op: op type.
         attrs: attributes, with defaults.
-        inputs: keys of tensors: ids in the graph, (id of the call, name) within a body.
+        inputs: key of each tensor: its id in the graph, or (id of the call, name) within a body.
         outputs: keys as for ``inputs``.
     """
 
@@ -71,7 +71,7 @@ class _FlatNode:
 
 
 def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_FlatNode]:
-    """Yield nodes, with own ops replaced by their bodies."""
+    """Yield nodes, with normdeploy's own ops replaced by their bodies."""
     for node in nodes:
         if node.domain == DOMAIN:
             row = OURS.get(node.op)
@@ -129,7 +129,7 @@ def _tensor_key(graph: Graph, t: gs.Tensor) -> object:
 
 
 def _constant_key(value: np.ndarray) -> object:
-    """Return the key of a constant of one element: exact for integers and float32; a float16 differs from a float32."""
+    """Return the key of a constant of one element. Integers and float32 are exact; a float16 never equals a float32."""
     # onnx returns a float attribute as a Python float.
     kind = {"f8": "f4"}.get(value.dtype.str[1:], value.dtype.str[1:])
     if value.dtype.kind in "iuf":

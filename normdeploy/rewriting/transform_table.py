@@ -1,8 +1,8 @@
 """List the transforms and cleanups in the order in which they are applied to a graph.
 
-Norms come first. Then scales and shifts are folded into their neighbors, and branches are merged. Then norms are joined
-with adjacent nodes. A transform is a module with a function that proposes (`proposals`), and a row here. Cleanups
-process the whole graph after the transforms.
+Norms come first, those of the parts of a tensor as one norm. Then scales and shifts are folded into their neighbors,
+and branches are merged. Then norms are joined with adjacent nodes. A transform is a module with a function that
+proposes (`proposals`), and a row here. Cleanups process the whole graph after the transforms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 
 from ..graphs.graph import Graph
 from ..graphs.opset_conversion import ops_needing_conversion
-from . import activation_fusion, attention_fusion, constant_evaluation, dequantized_weights
+from . import activation_fusion, attention_fusion, chunk_merging, constant_evaluation, dequantized_weights
 from .affine_folding import propose_fold
 from .branch_fusion import propose_branch_merge
 from .epilogue_fusion import propose_epilogue_fusion
@@ -57,7 +57,7 @@ class GraphTransform:
         stage: name in times, progress and steps.
         propose: proposes at one node.
         applies: returns True if the transform applies to a graph.
-        around: context that is open in the graph meanwhile.
+        around: context manager that is active while the transform runs on the graph.
     """
 
     stage: str
@@ -80,6 +80,7 @@ class GraphCleanup:
 
 
 TRANSFORMS = (
+    GraphTransform(chunk_merging.STAGE, chunk_merging.propose_chunk_merge),
     GraphTransform("norms", propose_norm),
     GraphTransform(activation_fusion.STAGE, activation_fusion.propose_activation),
     GraphTransform("scales", propose_fold, around=dequantized_weights.treat_dequantized_as_constants),

@@ -30,8 +30,9 @@ class WeightRow:
 def weight_table(linear: ConstantLinear) -> np.ndarray:
     """Lay out the weight as (rows, inputs of a group, places of the window).
 
-    Rows are output channels, for several matrices of a MatMul those of each. In a transposed convolution without
-    strides, each place of the window is a separate output; the largest one is taken.
+    Each row is an output channel. If a MatMul has several matrices, the rows are the output channels of all matrices.
+    In a transposed convolution without strides, each place of the window is a separate output; only the place with the
+    largest weights is taken.
 
     Returns:
         a float64 array.
@@ -63,12 +64,12 @@ def weight_row(linear: ConstantLinear, table: np.ndarray, r: int) -> WeightRow:
         r: number of the row.
 
     Returns:
-        the row; of many inputs, the largest and some in between.
+        the row; if it has too many inputs, only the largest inputs and some others spread evenly.
     """
     inputs = _first_input_channels(linear, table, np.array([r]))[0] + np.arange(table.shape[1])
     weights = table[r]
     most = max(2, TAPS // table.shape[2])
-    # Take the largest, and some in between.
+    # Take the inputs with the largest weights, and some others spread evenly.
     if len(inputs) > most:
         largest = np.argsort(np.abs(weights).sum(axis=1))[-(most // 2) :]
         chosen = np.unique(np.r_[largest, np.linspace(0, len(inputs) - 1, most // 2).astype(int)])
@@ -92,10 +93,10 @@ def cancellation_factors(linear: ConstantLinear, table: np.ndarray, large: np.nd
 
     Args:
         large: magnitudes of the terms per input channel.
-        small: magnitudes of the inputs after cancellation per input channel.
+        small: magnitudes of the inputs after cancellation, per input channel.
 
     Returns:
-        for each row, the ratio of the weighted sums of both.
+        for each row, the weighted sum of ``large`` divided by the weighted sum of ``small``.
     """
     rows = []
     step = max(1, 2**18 // max(1, table[0].size))

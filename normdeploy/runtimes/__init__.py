@@ -1,4 +1,4 @@
-"""Run a model in torch (``torch_runners``), onnxruntime (``ort_runner``) or TensorRT (``trt_runner``) behind one
+"""Run a model in torch (``torch_runners``), onnxruntime (``ort_runner``) or TensorRT (``trt_runner``) through one
 protocol.
 """
 
@@ -17,10 +17,10 @@ RunResult = dict[str, np.ndarray]
 
 @runtime_checkable
 class Runner(Protocol):
-    """Hold a model ready to run; leaving the context frees it.
+    """Model that is ready to run. Leaving the context frees the model.
 
-    ``infer`` takes one array for each input, in the input's own dtype, and changes none of them. Every call begins from
-    the same state. ``infer`` raises InputError if names, dtypes or shapes do not fit.
+    ``infer`` takes one array for each input, in the input's own dtype, and does not change these arrays. Every call
+    begins from the same state of the model. ``infer`` raises InputError if names, dtypes or shapes do not fit.
     """
 
     @property
@@ -46,4 +46,6 @@ class HeldRunner:
         self._free_model()
 
     def _free_model(self) -> None:
-        """Do nothing: the garbage collector frees the model soon enough. Subclasses that hold more override this."""
+        """Do nothing: the garbage collector frees the model soon enough. Subclasses that hold other resources override
+        this method.
+        """

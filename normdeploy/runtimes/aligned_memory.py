@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Bytes. IExecutionContext::setTensorAddress requires this alignment of every address (NvInferRuntime.h).
+# Alignment in bytes that IExecutionContext::setTensorAddress requires of every address (NvInferRuntime.h).
 ALIGNMENT = 256
 
 

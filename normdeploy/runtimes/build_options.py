@@ -1,7 +1,8 @@
 """Apply a build's options as the installed library supports them.
 
-The library itself is asked, so this module has no table of versions to maintain. An option is refused by name, before
-anything is built, if the library has no attribute for it, does not keep its value, or calls it a no-op.
+This module asks the installed library which options it supports, so no table of versions needs maintenance. An
+unsupported option is refused before anything is built, and the message names the option. Reasons for a refusal: the
+library has no attribute for the option, does not keep the option's value, or states that the option has no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ..errors import NormdeployError
 from ..storage.file_replacement import lock_folder, write_bytes
 
 Answer = dict[str, Any]
-# As `normdeploy.verbs.build.build_request` writes them; options that the user did not set are absent.
+# Option name -> value, as `normdeploy.verbs.build.build_request` writes it. Options that the user did not set are
+# absent.
 Options = Mapping[str, Any]
 
 _FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE", "weight_streaming": "WEIGHT_STREAMING"}
@@ -38,10 +40,10 @@ class OptionNotTaken(Exception):
 
 
 def require_options_taken(trt: Any, builder: Any, options: Options) -> None:
-    """Set every option on a throwaway configuration and read it back.
+    """Set every option on a throwaway configuration and read the option back.
 
     Raises:
-        OptionNotTaken: the library does not accept one.
+        OptionNotTaken: the library does not accept one of the options.
     """
     if not options:
         return
@@ -65,7 +67,7 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
     """Convert the options to keyword arguments of Polygraphy's CreateConfig.
 
     Args:
-        folder: a folder for files that Polygraphy reads.
+        folder: folder for the files that Polygraphy reads.
 
     Returns:
         Keyword argument -> value.
@@ -78,7 +80,7 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
     if "hardware_compatibility" in options:
         keywords["hardware_compatibility_level"] = _hardware_level(trt, options["hardware_compatibility"])
     if "timing_cache" in options and (data := read_cache_file(Path(options["timing_cache"]))):
-        # Polygraphy would leave a lock file beside the user's file.
+        # Polygraphy leaves a lock file next to the file that it reads, so it reads a copy outside the user's folder.
         (copy := folder / "timing-cache").write_bytes(data)
         keywords["load_timing_cache"] = str(copy)
     named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
@@ -88,11 +90,11 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
 def save_timing_cache(config: Any, options: Options) -> str | None:
     """Merge this build's timings into the shared timing cache file.
 
-    The folder is locked while the file is read, merged and replaced whole, so timings that other builds wrote meanwhile
-    are kept.
+    The folder is locked while the file is read, merged and replaced whole, so timings that other builds wrote in the
+    meantime are kept.
 
     Returns:
-        The reason why the file was not written, or None if it was written or no cache was asked for.
+        The reason why the file was not written, or None if the file was written or the user requested no cache.
     """
     if "timing_cache" not in options:
         return None
@@ -156,9 +158,7 @@ def _require_hardware(trt: Any, config: Any, name: str) -> None:
 
 
 def _require_lean_runtime(trt: Any, builder: Any) -> None:
-    """Build a one-layer engine to check that the lean runtime is installed, which a version-compatible engine
-    contains.
-    """
+    """Build a one-layer engine to check that the lean runtime is installed. Version-compatible engines contain it."""
     flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network = builder.create_network(0 if flags is None else 1 << int(flags))
     x = network.add_input("x", trt.float32, (1,))

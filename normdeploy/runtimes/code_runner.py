@@ -21,7 +21,7 @@ class CodeRunner(EagerRunner):
     The other torch runners inspect each node before it runs, which takes longer than a small node itself.
 
     Args:
-        compiled: compile with ``torch.compile`` and its default backend at the first call.
+        compiled: True to compile the code at the first call, with the default backend of ``torch.compile``.
     """
 
     def __init__(self, model: LoadedModel, *, compiled: bool = False) -> None:
@@ -51,7 +51,7 @@ class CodeRunner(EagerRunner):
         try:
             return self._name_outputs(run())
         except Exception as error:
-            # Errors of inductor and dynamo share no base class, and operators raise any type.
+            # Errors of inductor and dynamo share no base class, and operators raise exceptions of any type.
             message = " ".join(str(error).split())[:300] or type(error).__name__
             if self._compiled:
                 raise RuntimeUnavailable(f"torch.compile can't compile the model here: {message}") from error
@@ -60,7 +60,7 @@ class CodeRunner(EagerRunner):
             ) from error
 
     def prepare(self, feeds: Arrays) -> Callable[[], Sequence[Any]]:
-        """Convert the feeds and collect the parameters, so that only the run itself is left.
+        """Convert the feeds and collect the parameters, so that the returned function only runs the model.
 
         If the graph writes to its parameters, every call copies them first.
 

@@ -1,6 +1,7 @@
-"""Evaluate If, Loop and Scan by their specification, for an evaluator that can run the graph of a body.
+"""Evaluate If, Loop and Scan as ONNX specifies them. The caller provides the function that runs a body.
 
-A body reads tensors of the graph around it; its separate model takes them as inputs.
+A body is a graph in an attribute of such a node. A body may read tensors of the graph around it. If a separate model is
+made of the body, these tensors are inputs of the model.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from ..evaluate.evaluator_core import Array, UnsupportedOp, optional_input
 from ..storage.proto_traversal import attribute_graphs
 
 OPS = frozenset({"If", "Loop", "Scan"})
-# Scan has its current form since opset 9.
+# First opset in which Scan has its current form.
 _SCAN_SINCE = 9
-# More iterations take too long: each makes one numpy call per node.
+# Maximum number of iterations of a Loop. More iterations take too long, because each iteration makes one numpy call per
+# node.
 _MOST_ROUNDS = 100_000
 
-# Limit for a Loop that replaces a node of the file as a trial: it may never end.
+# Maximum number of iterations of a Loop that replaces a node of the file as a trial. Such a Loop may never end.
 MOST_TRIED = 64
 
 # (attribute name, inputs in order) -> outputs of the body in order.
@@ -34,11 +36,12 @@ def body_graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
 
 
 def body_model(node: onnx.NodeProto, name: str, around: onnx.ModelProto, types: Mapping[str, Any]) -> onnx.ModelProto:
-    """Make a separate model of a body. Its inputs are the body's own, then the tensors that it captures.
+    """Make a separate model of a body. The model's inputs are the body's own inputs, then the tensors that the body
+    captures.
 
     Args:
         around: the model that contains the node, for its opsets and functions.
-        types: dtypes of the tensors around the body, as far as known; others count as float32.
+        types: known dtypes of the tensors around the body. Tensors that are missing here count as float32.
 
     Returns:
         The body's model; captured inputs have a dtype and no shape.
@@ -53,7 +56,7 @@ def body_model(node: onnx.NodeProto, name: str, around: onnx.ModelProto, types: 
 
 
 def names_captured_by(node: onnx.NodeProto, name: str) -> list[str]:
-    """List the tensors that a body reads from the graphs around it, including reads of nested bodies.
+    """List the tensors that a body reads from the graphs around it, including tensors that nested bodies read.
 
     Returns:
         Sorted names.
@@ -67,7 +70,7 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
     made = {v.name for v in (*graph.input, *graph.initializer)}
     for node in graph.node:
         read.update(node.input)
-        # Only a nested body itself knows which names it computes.
+        # A name that a nested body reads may be computed inside that body, so each nested body is searched separately.
         for body in (g for a in node.attribute for g in attribute_graphs(a)):
             read |= _free_names(body)
         made.update(node.output)
@@ -84,15 +87,15 @@ def run_control_flow(
     """Compute the outputs of an If, Loop or Scan.
 
     Args:
-        run: runs the body in the attribute of a given name.
-        most: number of iterations that a Loop may take.
+        run: function that runs the body in the attribute of a given name.
+        most: maximum number of iterations of a Loop.
 
     Returns:
         The node's outputs, in order.
 
     Raises:
-        UnsupportedOp: a Scan has the form of opset 8, no iterations or too many, or a Loop without iterations collects
-            outputs.
+        UnsupportedOp: a Scan has the form of opset 8, no iterations, or too many iterations; or a Loop collects outputs
+            but makes no iteration.
         TooManyIterations: a Loop takes more than ``most`` iterations.
     """
     if node.op_type == "If":

@@ -1,8 +1,8 @@
 """Open a file in a child process first if onnxruntime might crash on it.
 
 onnxruntime 1.31 ends with a segmentation fault on some files while its optimizer rewrites them: half-precision files of
-the TorchScript exporter, and a LayerNormalization with an empty bias. Only the child dies, the crash is reported, and
-the verb goes on.
+the TorchScript exporter, and a LayerNormalization with an empty bias. With a child process, only the child dies: the
+crash is reported, and the verb goes on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ..storage.onnx_files import iter_tensors
 from ..storage.proto_traversal import iter_bodies
 from ..types import PathLike
 
-# Seconds. A file that takes longer is opened in this process, which the user can interrupt.
+# Maximum seconds for the child. If the file takes longer, it is opened in this process, which the user can interrupt.
 _PATIENCE = 120.0
 _HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-# onnxruntime writes its log to the process's stderr, past Python.
+# Program of the child. onnxruntime writes its log directly to stderr, not through Python, so only a separate process
+# can capture the log.
 OPEN = """
 import sys
 import onnxruntime
@@ -53,10 +54,10 @@ def require_no_crash(model: PathLike | bytes) -> None:
         model: an ONNX file or a model's bytes.
 
     Raises:
-        RuntimeCrash: a signal ended the child. The message names the optimizer that was running, if the file opens
-            without it.
+        RuntimeCrash: a signal ended the child. If the file opens without the optimizer that was running, the message
+            names that optimizer.
     """
-    # A child costs a third of a second.
+    # The child takes a third of a second, so only risky models are opened in it.
     if isinstance(model, bytes):
         if _is_risky(model):
             reason = _describe_crash("", model)
@@ -74,7 +75,7 @@ def _describe_crash_of_file(path: str, changed: int, size: int) -> str | None:
     """Describe how the file crashes onnxruntime; cached for each version of the file.
 
     Args:
-        changed: modification time in ns; with ``size`` it tells versions of the file apart.
+        changed: modification time in ns; together with ``size`` it identifies the version of the file.
 
     Returns:
         The message, or None if the file does not crash.
@@ -85,7 +86,7 @@ def _describe_crash_of_file(path: str, changed: int, size: int) -> str | None:
 
 
 def _is_risky(model: bytes) -> bool:
-    """Return whether crashes were seen on models of this kind: omitted inputs or half precision."""
+    """Return whether the model has omitted inputs or half precision: crashes occurred only on such models."""
     if REHEARSE_ALL in os.environ:
         return True
     proto = onnx.ModelProto()

@@ -17,8 +17,8 @@ class CudaStream:
     Args:
         index: number of the GPU.
         stream: a handle as an int, a torch or cupy stream, or an object with ``__cuda_stream__``. None makes a new
-            stream that waits for the caller's current stream; afterwards the caller's stream waits for it, as with any
-            torch operation.
+            stream, which first waits for the caller's current stream. Afterwards the caller's stream waits for the new
+            stream, as with any torch operation.
 
     Raises:
         RuntimeUnavailable: this torch has no CUDA, or the GPU does not exist.
@@ -60,7 +60,7 @@ class CudaStream:
                 caller.wait_stream(self._stream)
 
     def record_use(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Mark tensors as used by both streams, so that torch reuses their memory only when both are done."""
+        """Mark tensors as used by both streams, so that torch reuses their memory only when both streams are done."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(self._stream)

@@ -1,13 +1,14 @@
-"""Find integers that no data reaches: those computed from sizes, integers and single numbers by way of floats.
+"""Find integers that do not depend on data: they are computed, through floats, from sizes, integers and single numbers.
 
-Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. Their floats
-lie on the edge between two integers more often than by chance: 4·log(8/4)/log(4) is 2. In float64 with the float32
-constants of a file it is 1.99…, and a randomly drawn rounding falls on either side. Each side selects other rows of a
-table than the model does, and an allowed error that covers this would hide a wrong row.
+Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The float that
+is cast often lies exactly where the integer changes: 4·log(8/4)/log(4) is 2. With the float32 constants of a file, the
+same expression in float64 is 1.99…, and a randomly drawn rounding can lead to either of the two integers. With the
+wrong integer, the run reads another row of a table than the model. An allowed error that covers this difference would
+also accept a file that really reads a wrong row.
 
 So a float64 reference computes these integers in the model's own types. They are called *settled*. A float of more than
-one element is data or a weight, so it is not settled. A constant of several integers of 8 bits or fewer is not settled
-either, since it may hold quantized codes. Values computed from unsettled ones are not settled.
+one element is data or a weight, so it is not settled. A constant with several integers of at most 8 bits is not settled
+either, since it may hold quantized codes. Values that are computed from unsettled values are not settled.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import onnx
 
 _T = TypeVar("_T")
 
-# Their input contributes its size, not its values.
+# Ops that read only the size of their input, not its values.
 _SIZES = frozenset({"Shape", "Size"})
 _DRAWN = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-# Attributes of a Constant that hold integers or one number.
+# Attributes of a Constant op that hold integers or one number.
 _SINGLE = frozenset({"value_float", "value_int", "value_ints"})
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
 _WIDE = (np.dtype(np.float32), np.dtype(np.float64))
@@ -39,7 +40,7 @@ class DataIndependent(Generic[_T]):
 
     Attributes:
         integers: nodes that compute integers or booleans from settled floats.
-        floats: nodes that compute these floats.
+        floats: nodes that compute the settled floats for the nodes in ``integers``.
     """
 
     integers: frozenset[_T] = frozenset()
@@ -56,9 +57,10 @@ def find_data_independent(
 
     Args:
         nodes: position -> node, in the order of computation.
-        reads: position -> the names that the node reads.
+        reads: position -> names of the tensors that the node reads.
         types: tensor -> dtype.
-        given: names of settled inputs and weights: any dtype but float, or a single number in the file.
+        given: names of settled inputs and weights: inputs and weights of integers or booleans, and weights of a single
+            number.
 
     Returns:
         Positions of the settled nodes.
@@ -83,7 +85,7 @@ def find_data_independent(
 
 
 def is_index_or_scalar(tensor: onnx.TensorProto) -> bool:
-    """Return whether a file's constant is a single number or holds indices (int64, int32 or bool).
+    """Return whether a file's constant is a single number or contains indices (int64, int32 or bool).
 
     Returns:
         False for several integers of 8 bits or fewer, which may be weights.
@@ -107,11 +109,11 @@ def select_feeding_integers(
 
     Args:
         nodes: settled nodes, in the order of computation.
-        reads: returns the settled nodes that a node reads.
-        floats: those of ``nodes`` that compute floats.
+        reads: function that returns the settled nodes that a node reads.
+        floats: the nodes in ``nodes`` that compute floats.
 
     Returns:
-        The nodes that turn settled floats into integers, and the float nodes they depend on.
+        The nodes that turn settled floats into integers, and the float nodes that these nodes depend on.
     """
     every = list(nodes)
     integers = {n for n in every if n not in floats and any(read in floats for read in reads(n))}

@@ -10,11 +10,11 @@ import torch
 
 from .data_independent import DataIndependent, select_feeding_integers
 
-# Their input contributes its size or dtype, not its values.
+# Operators that read only the size or dtype of their input, not its values.
 _SIZES = frozenset(
     {"sym_size", "sym_numel", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 )
-# Python's operators: arithmetic of sizes, and items of lists.
+# Module name of Python's operators. A trace uses them for arithmetic of sizes and for items of lists.
 _OPERATORS = operator.add.__module__
 _INDICES = (torch.int64, torch.int32, torch.bool)
 _WIDE = (torch.float32, torch.float64)
@@ -29,8 +29,8 @@ def find_data_independent_nodes(
         lifted: placeholder name -> its parameter, buffer or constant.
 
     Returns:
-        The settled nodes. Empty for a graph that writes to its tensors: a tensor that is settled at one node may not be
-        at the next.
+        The settled nodes. Empty for a graph that writes to its tensors: there, a tensor that is settled at one node may
+        not be settled at the next node.
     """
     nodes = list(module.graph.nodes)
     if any(schema.is_mutable for schema in map(_op_schema, nodes) if schema is not None):
@@ -79,7 +79,7 @@ def _is_index_or_scalar(value: Any) -> bool:
 
 
 def _has_floats(value: Any) -> bool:
-    """Return whether a node's value is a floating or complex tensor, or a list with one."""
+    """Return whether a node's value is a floating or complex tensor, or a list with such a tensor."""
     if isinstance(value, list | tuple):
         return any(_has_floats(each) for each in value)
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

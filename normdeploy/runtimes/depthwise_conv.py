@@ -1,7 +1,8 @@
 """Compute convolutions of single channels in float64.
 
-torch has one kernel for them in float32. In float64 it runs a convolution for each channel: 19,000 calls for one run of
-MobileOne. Here each element of the kernel takes one product of whole tensors:
+In float32, torch convolves all channels in one kernel. In float64, torch runs a separate convolution for each channel:
+19,000 calls for one run of MobileOne. This module instead computes one product of whole tensors for each element of the
+convolution's kernel:
 
     y[n, g, m, p] = b[g, m] + Σ over t of w[g, m, t] · x[n, g, stride · p + dilation · t]
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-# Number of spatial dims of each operator.
+# Operator -> number of spatial dims.
 _DIMS = {"aten::conv1d": 1, "aten::conv2d": 2, "aten::conv3d": 3}
 
 
@@ -22,14 +23,14 @@ def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torc
     """Convolve each channel separately.
 
     Args:
-        schema: of the operator.
+        schema: schema of the operator.
         args: x [N, C, *sizes], weight [C · m, 1, *kernel], bias, stride, padding, dilation, groups.
 
     Returns:
         y [N, C · m, *sizes], or None if the operator is not a depthwise convolution in float64 (groups = C > 1).
     """
     dims = _DIMS.get(schema.name)
-    # The default is one group.
+    # If ``groups`` is not given, there is one group, so the convolution is not depthwise.
     if dims is None or schema.overload_name or len(args) < 7:
         return None
     x, weight, bias, stride, padding, dilation, groups = args
@@ -59,7 +60,7 @@ def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torc
 
 
 def _expand_to_dims(numbers: Any, dims: int) -> list[int]:
-    """Return one number per spatial dim; a single number counts for all."""
+    """Return one number per spatial dim; a single number applies to all spatial dims."""
     if isinstance(numbers, int):
         every = [numbers]
     else:

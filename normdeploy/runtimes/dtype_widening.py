@@ -2,8 +2,8 @@
 precision.
 
 The new dtype is written into the dtype arguments of the nodes. This covers upcasts inside a half-precision model,
-``arange`` and ``full``, the dtype of a softmax, and the bodies of control flow. Numbers keep their values: float16's
-lowest number in a mask stays that number.
+``arange`` and ``full``, the dtype of a softmax, and the bodies of control flow. Numbers in the graph keep their values:
+float16's lowest number in a mask stays the same number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import NormdeployError
 from ..loading.program_signature import traced_dtype
 
 _aten = torch.ops.aten
-# They return their input itself if it already has the dtype.
+# Casts that return their input itself, not a copy, if the input already has the target dtype.
 _ALIASING_CASTS = {
     "aten::to",
     "aten::type_as",
@@ -36,9 +36,9 @@ _FILLS = frozenset(
 )
 # Operators whose default epsilon depends on their input's dtype.
 _RMS_NORMS = frozenset({"aten::rms_norm", "aten::_fused_rms_norm"})
-# Its position among their arguments.
+# Position of the epsilon among the arguments of these norms.
 _EPSILON = 3
-# torch compares a tensor with a number in the tensor's dtype.
+# Comparisons. torch compares a tensor with a number in the tensor's dtype.
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _T = TypeVar("_T")
 # Maps each dtype to its replacement.
@@ -49,7 +49,7 @@ def widened_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype's widest form.
 
     Returns:
-        float64 for a floating dtype, complex128 for a complex one, ``dtype`` itself otherwise.
+        float64 for a floating dtype, complex128 for a complex dtype, ``dtype`` itself otherwise.
     """
     if dtype.is_floating_point:
         return torch.float64
@@ -71,8 +71,7 @@ def widen_tensor(value: _T, kind: Kind = widened_dtype) -> _T:
     """Convert a tensor to the dtype that ``kind`` gives.
 
     Returns:
-        The converted tensor (``value`` itself if it has the dtype already); a value that is not a tensor is returned
-        unchanged.
+        The converted tensor; ``value`` itself if it already has the dtype or is not a tensor.
     """
     return value.to(kind(value.dtype)) if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
 
@@ -94,7 +93,8 @@ def saturate_to_half(value: _T, half: torch.dtype) -> _T:
 def saturate_fills(module: torch.fx.GraphModule, half: torch.dtype) -> None:
     """Clip the numbers that nodes of ``module`` write into tensors to the range of ``half``, in place.
 
-    torch refuses to fill a half tensor with a larger number. Factors and divisors stay, since they are read in float32.
+    torch refuses to fill a half tensor with a larger number. Factors and divisors are not clipped, since torch reads
+    them in float32.
     """
     limit = torch.finfo(half).max
 
@@ -158,7 +158,7 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
         _round_compared_constant(node)
     node.args = map_aggregate(node.args, partial(_widen_argument, kind))  # type: ignore[assignment]
     node.kwargs = map_aggregate(node.kwargs, partial(_widen_argument, kind))  # type: ignore[assignment]
-    # Autocast does not know float64: it leaves it alone and warns.
+    # Autocast does not support float64: it does not cast such tensors, and it warns.
     if node.target is torch.ops.higher_order.wrap_with_autocast:
         node.args = (*node.args[:2], False, *node.args[3:])
     if _op_name(node) in _ALIASING_CASTS and traced_dtype(node.args[0]) != narrow:
@@ -168,8 +168,8 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
 def _write_out_epsilon(node: torch.fx.Node) -> None:
     """Write out the default epsilon of a torch norm, which depends on the dtype.
 
-    In float64 the default would change to 2.2e-16. torch takes the machine epsilon of the dtype it computes in, which
-    is float32 for half precision (``rms_norm`` in ATen/native/layer_norm.cpp).
+    The default is the machine epsilon of the dtype in which torch computes: float32 for half precision (``rms_norm`` in
+    ATen/native/layer_norm.cpp). In float64 the default would change to 2.2e-16.
     """
     if len(node.args) > _EPSILON:
         stated = node.args[_EPSILON]
@@ -198,8 +198,8 @@ def _widen_argument(kind: Kind, value: Any) -> Any:
 
 
 def _copy_cast_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Copy the result of a cast that used to copy and now returns its input, lest an in-place operator after it change
-    the input.
+    """Copy the result of a cast that returned a copy before widening and now returns its own input. Without the copy,
+    an in-place operator on the result would change that input.
     """
     with graph.inserting_after(node):
         clone = graph.call_function(_aten.clone.default, (node,))
@@ -208,7 +208,7 @@ def _copy_cast_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 def _widen_attribute(module: torch.fx.GraphModule, path: str, kind: Kind) -> None:
-    """Widen a constant that a graph holds as an attribute instead of an argument."""
+    """Widen a constant that the graph holds as an attribute of its module, not as an argument."""
     owner, _, name = path.rpartition(".")
     holder = module.get_submodule(owner)
     value = getattr(holder, name)

@@ -1,4 +1,4 @@
-"""Load an engine from its bytes, the step every runner takes before it binds memory."""
+"""Load an engine from its bytes. Every runner of engines does this before it binds memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InputError, NormdeployError
 
-# EngineInvalidityDiagnostics -> advice to the user
+# Name of an EngineInvalidityDiagnostics value -> advice to the user.
 _ADVICE = {
     "VERSION_MISMATCH": "it was built by another version; build it with the installed version",
     "UNSUPPORTED_CC": "it was not built for this GPU; build it with this GPU's --compute-capability",
@@ -21,9 +21,9 @@ _ADVICE = {
 
 
 def make_engine_loader(library: Any, log: Any) -> Any:
-    """Make a Runtime of TensorRT or TensorRT-RTX that loads the same engines as ``verify`` loads through Polygraphy.
+    """Make a Runtime of TensorRT or TensorRT-RTX. It loads the same engines that ``verify`` loads through Polygraphy.
 
-    NVIDIA's own plugins are registered, and a version-compatible engine may bring its lean runtime.
+    NVIDIA's own plugins are registered, and a version-compatible engine may use the lean runtime that it contains.
 
     Returns:
         The library's Runtime.
@@ -36,12 +36,13 @@ def make_engine_loader(library: Any, log: Any) -> Any:
 
 
 def check_engine_validity(library: Any, loader: Any, engine: bytes) -> tuple[bool, str]:
-    """Ask the library whether the engine can run here, judging by its first bytes.
+    """Ask the library whether the engine can run on this machine. The library reads only the engine's first bytes.
 
-    Only TensorRT-RTX answers this; other libraries give (True, ""). A valid engine may still be reported as slow here.
+    Only TensorRT-RTX has this check; the result for another library is (True, ""). The library may warn that a valid
+    engine is slow on this machine.
 
     Returns:
-        Whether it can run, and the library's objection or warning ("" if none).
+        Whether the engine can run, and the library's objection or warning ("" if none).
     """
     if not hasattr(loader, "get_engine_validity"):
         return True, ""
@@ -66,7 +67,8 @@ def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> 
         The ICudaEngine, and the library's warnings about it on this machine.
 
     Raises:
-        NormdeployError: it can't be loaded here; the message has the library's reason and advice.
+        NormdeployError: the engine can't be loaded on this machine. The message contains the library's reason and
+            advice.
     """
     data = path.read_bytes()
     valid, advice = check_engine_validity(library, loader, data)
@@ -83,7 +85,7 @@ def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> 
 
 
 def set_weight_budget(engine: Any, budget: int, name: str) -> None:
-    """Let an engine keep ``budget`` bytes of its weights on the GPU and stream the others.
+    """Let an engine keep ``budget`` bytes of its weights on the GPU and stream its other weights.
 
     Raises:
         InputError: the engine was built without weight streaming, or does not accept the size.

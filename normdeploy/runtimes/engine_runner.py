@@ -1,4 +1,4 @@
-"""Run TensorRT and TensorRT-RTX engines bound to the memory of the caller's arrays."""
+"""Run TensorRT and TensorRT-RTX engines directly on the memory of the caller's arrays."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class EngineRunner(LiveRunner):
     """Engine file, opened for inference.
 
     Args:
-        path: the file; its first bytes tell which runtime it is for.
+        path: the engine file. Its first bytes identify the runtime that it is for.
         device: number of the GPU.
         stream: the CUDA stream to run on (see ``CudaStream``).
-        profile: the optimization profile; None takes the first that admits the shapes, at each call.
-        cuda_graph: replay a recorded CUDA graph. TensorRT's graph is recorded again when shapes or profile change;
-            TensorRT-RTX manages its own.
+        profile: the optimization profile; None selects, at each call, the first profile that admits the shapes.
+        cuda_graph: True to replay a recorded CUDA graph. For TensorRT, the graph is recorded again when shapes or
+            profile change. TensorRT-RTX manages its graphs itself.
         runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
-        weight_budget: bytes of streamable weights that stay on the GPU; None keeps all.
+        weight_budget: bytes of streamable weights that stay on the GPU; None keeps all of them there.
 
     Raises:
         RuntimeUnavailable: the package, the GPU or a CUDA library is missing.
@@ -145,7 +145,7 @@ class EngineRunner(LiveRunner):
                 results = outputs
             else:
                 results = {name: tensor.to("cpu") for name, tensor in outputs.items()}
-            # Host memory must stay alive until the work is done.
+            # The host memory must not be freed before the work is done.
             self._cuda.synchronize()
             return results
 
@@ -159,7 +159,7 @@ class EngineRunner(LiveRunner):
             self._enqueue_run()
             self._cuda.synchronize()
 
-        # The context holds only addresses, so the function keeps the tensors alive.
+        # TensorRT's context holds only addresses, so the returned function keeps the tensors alive.
         run_once.held = bindable, outputs  # type: ignore[attr-defined]
         return run_once
 
@@ -186,10 +186,11 @@ class EngineRunner(LiveRunner):
         return self._graph[1](tensors)
 
     def _bind_tensors(self, profile: int, tensors: Tensors) -> Callable[[], Tensors]:
-        """Bind profile, shapes and addresses, in this order because each needs the one before.
+        """Bind the profile, then the shapes, then the addresses. Shapes depend on the profile, and addresses on the
+        shapes.
 
         Returns:
-            A function that returns the outputs after the run: some shapes are known only then.
+            A function that returns the outputs after the run, because some output shapes are known only then.
         """
         context = self._context
         if context.active_optimization_profile != profile:
@@ -254,12 +255,12 @@ class EngineRunner(LiveRunner):
         try:
             self._cache.save()
         finally:
-            # The context needs the engine, and the engine the loader, to stay alive.
+            # Free in this order: the context needs the engine, and the engine needs the loader.
             del self._context, self._engine, self._loader
 
 
 class _EngineGraph:
-    """TensorRT's run with one profile and one set of shapes, recorded with separate buffers."""
+    """CUDA graph of one run of a TensorRT engine, for one profile and one set of shapes, with its own buffers."""
 
     def __init__(self, runner: EngineRunner, profile: int, tensors: Tensors) -> None:
         device = runner._cuda.device
@@ -270,7 +271,7 @@ class _EngineGraph:
             )
         self._inputs = {n: allocate_tensor(t.shape, t.dtype, device)[0].copy_(t) for n, t in tensors.items()}
         collect = runner._bind_tensors(profile, self._inputs)
-        # The first run does the work left from a change of shapes, which a graph must not record.
+        # After a change of shapes, the first run does additional work, which the graph must not record.
         runner._enqueue_run()
         runner._cuda.synchronize()
         self._outputs = collect()

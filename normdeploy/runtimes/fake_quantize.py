@@ -1,7 +1,7 @@
 """Compute operators that round to a quantized grid in float64; torch has them only for float32.
 
-q = clamp(rint(x/s + z), low, high), dequantized (q − z)·s. A model that contains these operators rounds by design, so
-it is compared with its rounding.
+The codes are q = clamp(rint(x/s + z), low, high), and the dequantized values are (q − z)·s. A model that contains these
+operators rounds by design, so its reference rounds in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def fake_quantize_float64(name: str, args: Sequence[Any]) -> torch.Tensor | None
         args: x, scale, zero point, then axis (per channel), lowest and highest code, and dtype (quantize).
 
     Returns:
-        The result, or None for any other operator or, except to dequantize, another input dtype than float64.
+        The result. None for any other operator, and for a fake-quantize or quantize operator whose input is not
+        float64.
     """
     if not name.startswith((_FAKE, _QUANTIZE, _DEQUANTIZE)):
         return None

@@ -1,6 +1,6 @@
 """Evaluate any part of a file's nodes in float64, with replacements for nodes and inputs.
 
-``bisect`` runs its trials here, and ``verify`` uses it as the reference if the reference is an ONNX file.
+``bisect`` runs its trials with this evaluator. ``verify`` uses it if the reference is an ONNX file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .data_independent import DataIndependent, find_data_independent, is_index_o
 from .ort_runner import OrtRunner
 
 _OF_SHAPES = ("Shape", "Size")
-# Errors that numpy and Python raise if operands do not fit an op: integers for floats, fractions for axes, and the
-# like.
+# Errors that numpy and Python raise if operands do not fit an op, for example integers instead of floats, or fractions
+# as axes.
 _UNFIT = (
     *(ArithmeticError, LookupError, ValueError, TypeError, AssertionError, AttributeError, MemoryError),
     StopIteration,
@@ -39,7 +39,7 @@ _UNFIT = (
 
 
 class NotEvaluated(Exception):
-    """Raised if a node can't be computed in float64, nor by onnxruntime alone."""
+    """Raised if a node can be computed neither in float64 nor by onnxruntime."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NodeChange:
     """Replacements for an evaluation.
 
     Attributes:
-        nodes: position -> the node to compute instead.
+        nodes: position -> node to compute instead of the node at this position.
         inputs: (position of the node, index of its input) -> function applied to that input.
         given: values of tensors that the file does not have.
     """
@@ -58,7 +58,8 @@ class NodeChange:
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the functions of ``proto``, except this project's own, which the evaluator knows.
+    """Inline the functions of ``proto``, except the functions of normdeploy's own ops, which the evaluator computes
+    directly.
 
     Returns:
         An inlined copy, or ``proto`` itself if there is nothing to inline.
@@ -70,7 +71,7 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def tensor_values(known: Mapping[str, Any]) -> dict[str, Array]:
-    """Select the values that are tensors; a sequence is a list.
+    """Select the values that are tensors. Sequences, which are lists here, are left out.
 
     Returns:
         Name -> array.
@@ -82,7 +83,7 @@ def inferred_dtypes(proto: onnx.ModelProto) -> dict[str, np.dtype]:
     """Infer the dtypes of the graph's tensors.
 
     Returns:
-        Name -> numpy dtype, for each tensor whose type inference knows.
+        Name -> numpy dtype, for each tensor whose type ONNX's inference finds.
     """
     return {
         name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
@@ -92,10 +93,10 @@ def inferred_dtypes(proto: onnx.ModelProto) -> dict[str, np.dtype]:
 
 
 class Float64Evaluator:
-    """Main graph of ``proto``; its nodes are identified by their positions.
+    """Evaluator of the main graph of ``proto``. Nodes are identified by their positions in the graph.
 
     Args:
-        types: tensor -> dtype in the file, for nodes that only onnxruntime can run.
+        types: tensor name -> dtype in the file, for nodes that only onnxruntime can run.
     """
 
     def __init__(self, proto: onnx.ModelProto, types: Mapping[str, np.dtype]) -> None:
@@ -105,7 +106,7 @@ class Float64Evaluator:
         self.makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
         self.weights = {t.name: t for t in proto.graph.initializer}
         self.inputs = {v.name for v in proto.graph.input} - set(self.weights)
-        # Tensors that the file fixes.
+        # Tensors whose values the file alone determines.
         self.constants = set(self.weights)
         # Constants, and tensors computed from shapes and constants alone.
         self.sizes = set(self.weights)
@@ -118,9 +119,10 @@ class Float64Evaluator:
         self.settled = self._find_data_independent()
         self._wide: dict[str, Array] = {}
         self._bodies: dict[tuple[str, str], Float64Evaluator] = {}
-        # First output -> node that has no float64 form and ran in onnxruntime in the file's own types.
+        # First output -> node, for nodes that ran in onnxruntime in the file's own types because they can't be computed
+        # in float64.
         self.narrow: dict[str, onnx.NodeProto] = {}
-        # First outputs of nodes for which onnxruntime has no float64 kernel either.
+        # Nodes for which onnxruntime also has no float64 kernel, by the name of their first output.
         self._without_kernel: set[str] = set()
 
     def _find_data_independent(self) -> DataIndependent[int]:
@@ -131,13 +133,15 @@ class Float64Evaluator:
         return find_data_independent(nodes, reads, self.types, given)
 
     def apply_stated_types(self, place: int, inputs: Sequence[Any], stated: dict[str, Array]) -> Sequence[Any]:
-        """Round the operands of a node that turns settled floats into integers, as the file's types do.
+        """Round the operands of a node to the file's types, if the node turns settled floats into integers.
 
-        A node that computes settled floats is also evaluated in the file's types.
+        Settled floats and integers are defined in `data_independent`. A node that computes settled floats is also
+        evaluated in the file's types.
 
         Args:
             inputs: the operands in float64.
-            stated: settled floats so far, each rounded to its type; the outputs of a settled float node are added.
+            stated: name -> settled float that was already computed and rounded to its type. If the node computes
+                settled floats, its outputs are added here.
 
         Returns:
             The rounded operands for a node that turns settled floats into integers; ``inputs`` for any other node.
@@ -161,7 +165,7 @@ class Float64Evaluator:
         return inputs
 
     def read_names(self, node: onnx.NodeProto) -> list[str]:
-        """List the tensors of the main graph that a node reads, including reads of its bodies.
+        """List the tensors of the main graph that a node reads, including tensors that its bodies read.
 
         Returns:
             Names without repetition.
@@ -193,7 +197,7 @@ class Float64Evaluator:
         """Compute the outputs of the nodes at ``places``.
 
         Args:
-            known: values of tensors, which are not computed again.
+            known: name -> value, for tensors that are already computed.
             change: replacements for nodes and inputs.
 
         Returns:
@@ -248,7 +252,7 @@ class Float64Evaluator:
             kinds: allowed kinds of dtype, as numpy names them: "f" or "iub".
 
         Returns:
-            The array, floats in float64; None if it is not constant, can't be computed, or has another kind.
+            The array, floats in float64. None if the tensor is not constant, can't be computed, or has another kind.
         """
         if not name or name not in self.constants:
             return None
@@ -267,7 +271,7 @@ class Float64Evaluator:
             Its outputs: arrays (floats in float64), lists of arrays for sequences, None for an omitted output.
 
         Raises:
-            NotEvaluated: it can't be computed.
+            NotEvaluated: the node can't be computed.
         """
         if node.op_type in control_flow.OPS and is_standard(node):
             return self._run_bodies(node, inputs, known)
@@ -289,16 +293,20 @@ class Float64Evaluator:
             return self._run_in_runtime(node, inputs, known)
         except _UNFIT as error:
             try:
-                # A runtime may still compute cases that ONNX leaves undefined, such as an axis that is named twice.
+                # The evaluator refuses cases that ONNX leaves undefined, such as an axis that is named twice.
+                # onnxruntime may compute them.
                 return self._run_in_runtime(node, inputs, known)
             except NotEvaluated:
                 pass
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
 
     def _run_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Arrays) -> Sequence[Array | None]:
-        """Run control flow with its bodies in float64; onnxruntime runs a form that is not implemented here."""
+        """Run control flow with its bodies in float64. A form that `control_flow` does not implement runs in
+        onnxruntime.
+        """
 
-        # A replacement node has bodies of its own: each evaluator is made once for all iterations.
+        # The bodies of a replacement node differ from those of the file's node. Each body's evaluator is made once for
+        # all iterations.
         bodies: dict[str, Float64Evaluator] = {}
         around: dict[str, list[str]] = {}
 
@@ -326,7 +334,7 @@ class Float64Evaluator:
             return self._run_in_runtime(node, inputs, known)
 
     def _body_evaluator(self, node: onnx.NodeProto, name: str) -> Float64Evaluator:
-        """Return the evaluator of a body; cached for a node of the file, made anew for a replacement."""
+        """Return the evaluator of a body. It is cached for a node of the file and made anew for a replacement."""
         first = next(filter(None, node.output))
         if not self._is_file_node(node):
             return self._make_body_evaluator(node, name)
@@ -355,13 +363,13 @@ class Float64Evaluator:
             self.narrow[next(filter(None, node.output))] = node
             model = extract_nodes(self, [node], [name for name in node.output if name], feeds)
             if any(self.types.get(name, value.dtype) != value.dtype for name, value in feeds.items()):
-                # Its inputs do not have the file's types, so its outputs do not either.
+                # The node's inputs do not have the file's types, so its outputs may not have them either.
                 for output in model.graph.output:
                     output.ClearField("type")
             try:
                 ran = self._run_single_node(model, feeds)
             except RuntimeError as error:
-                # onnxruntime's Python binding rejects a sequence with a RuntimeError of its own.
+                # onnxruntime's Python binding rejects a sequence with its own RuntimeError.
                 raise NotEvaluated(
                     f"{node.op_type} {node.name!r} returns a sequence, and has no float64 implementation"
                 ) from error
@@ -416,12 +424,13 @@ def _attribute_array(value: Any) -> Any:
 def extract_nodes(
     exact: Float64Evaluator, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], given: Arrays
 ) -> onnx.ModelProto:
-    """Build a model of some nodes of a file that returns ``ends``; weights and called functions are included.
+    """Build a model from some nodes of a file. The model returns ``ends`` and includes the weights and functions that
+    it needs.
 
     Args:
         nodes: nodes of the file, in order.
         ends: names of the model's outputs.
-        given: values, in the file's types, of tensors that the nodes read and do not write.
+        given: values of tensors that the nodes read and do not write, in the file's types.
 
     Returns:
         The model. Constants in ``given`` are initializers; other given tensors are inputs of the given shapes.
@@ -461,7 +470,7 @@ def with_float32_island(
 ) -> onnx.ModelProto:
     """Copy a model so that the nodes at ``places`` compute in float32 instead of half precision, between Casts.
 
-    Values between these nodes stay float32. Values that other nodes read, and graph outputs, keep their types.
+    Values that only these nodes read stay float32. Graph outputs and values that other nodes read keep their types.
 
     Returns:
         The changed copy.

@@ -1,13 +1,15 @@
 """Bound the rounding error of Fourier transforms, and spread NaN through them.
 
-A bin is a sum of n products x[k]·w^k. Direct summation is off by u·√n/3 of the size of such sums. A fast transform is
-off by less (u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). That size is the
-same for all bins of a frame: ‖x‖₂, the root mean square of the bins (Parseval). So a bin that cancels, such as every
-bin but the first of a constant frame, is off by as much as the others. A file may write a transform as a matrix
-product, so the roundings of the direct sum are drawn.
+Each bin (element of the result) is a sum of n products x[k]·w^k over the n samples of a frame. The error of direct
+summation is u·√n/3 times the size of the sum, where u is the unit roundoff. The error of a fast transform is smaller
+(u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). For this estimate, the size of
+the sum is ‖x‖₂ for every bin of a frame, which is the root mean square of the bins (Parseval). So a bin in which the
+products cancel has the same error as other bins. In a constant frame, for example, the products cancel in every bin
+except the first. A file may write a transform as a matrix product, so the reference draws the larger error, which is
+the error of direct summation.
 
-Every bin reads every sample. Kernels leave out products with 0, so if one sample is NaN or infinite, the imaginary part
-of the first bin may be NaN or 0. In float64 here, all bins become NaN.
+Every bin reads every sample. Kernels leave out products with 0. So if one sample is NaN or infinite, the imaginary part
+of the first bin may be NaN or 0. The reference sets all bins to NaN.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from typing import Any
 
 import torch
 
-# Operators over one axis: the third argument, or the last axis by default.
+# Operators that transform one axis. Their third argument names the axis; the default is the last axis.
 _OVER_ONE = frozenset(f"fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"))
 _OVER_TWO = frozenset(f"fft_{name}" for name in ("fft2", "ifft2", "rfft2", "irfft2"))
 _OVER_SOME = frozenset(f"fft_{name}" for name in ("fftn", "ifftn", "rfftn", "irfftn"))
-# The lower-level operators take their axes as the second argument.
+# Lower-level operators. They take their axes as the second argument.
 _KERNELS = frozenset({"_fft_r2c", "_fft_c2c", "_fft_c2r"})
 _SHORT_TIME = "stft"
 INVERSE_SHORT_TIME = "istft"
 
 
 def find_transformed_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[int] | None:
-    """Find the axes of ``result`` that a Fourier transform computed; for a short-time transform, the axis of the bins.
+    """Find the axes of ``result`` that contain the bins of a Fourier transform.
 
     Returns:
-        Axes, nonnegative; None for any other operator.
+        Nonnegative axes; None if the operator is not a Fourier transform.
     """
     if not isinstance(result, torch.Tensor) or not result.dim():
         return None
@@ -62,16 +64,17 @@ def _transform_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], ran
 
 
 def frame_roundings(x: torch.Tensor, result: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    """Compute the roundings of each element of a transform: √n/3 times the root mean square of its frame.
+    """Compute the rounding error of each element of a transform: √n/3 times the root mean square of the element's
+    frame.
 
-    A transform of n real samples may have only n/2 bins, so n is taken as twice the number of elements of a frame.
+    A transform of n real samples may have only n/2 bins. So n is assumed to be twice the number of elements of a frame.
 
     Args:
         x: the transform's input.
         axes: the axes of ``result`` that were transformed.
 
     Returns:
-        Errors in units of u, with the shape of ``result``.
+        Errors in units of the unit roundoff, with the shape of ``result``.
     """
     pairs = axes and not result.is_complex() and result.dim() > x.dim() + 1
     size = result.abs().square()

@@ -1,8 +1,8 @@
-"""Ask the runtimes how they run a norm. Each gets it as a small model (`normdeploy.graphs.norm_extraction`); no table
-of ours is used.
+"""Find out from the runtimes how they run a norm. Each runtime gets the norm as a small model
+(`normdeploy.graphs.norm_extraction`), so this module needs no table of kernels.
 
 onnxruntime opens a session and reports the ops it will run, before and after its own optimizations. TensorRT's parser
-builds a network in a separate process, since some of its failures abort the process.
+builds a network in a separate process, since some failures of the parser abort the process.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from ..storage.onnx_domains import qualified_op
 from .ort_runner import explain_missing_cuda
 from .trt_runner import PACKAGES, TITLES, describe_missing_runtime
 
-# These are not ops of a norm, and onnxruntime adds and removes Casts itself.
+# Ops that are not reported: they are not part of a norm's computation, and onnxruntime adds and removes Casts itself.
 _TRANSPARENT = {
     "Constant",
     "Identity",
     "Cast",
     "CastLike",
 }
-# Seconds for the parser to read the norms of a file; it usually needs a tenth of a second.
+# Maximum seconds for TensorRT's parser to read the norms of a file. It usually takes a tenth of a second.
 _SECONDS = 60
 
 
 @dataclass(frozen=True)
 class KernelSupport:
-    """Answer of one runtime about one model; the fields are those of `normdeploy.findings.records.RuntimeSupport`."""
+    """Report of one runtime on how it runs one model. The fields have the meaning of those in
+    `normdeploy.findings.records.RuntimeSupport`.
+    """
 
     verdict: Verdict
     parts: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ class KernelSupport:
 
 @dataclass(frozen=True)
 class RuntimeAnswers:
-    """Answers of one runtime, one for each model."""
+    """Reports of one runtime on how it runs each model, in the order of the models."""
 
     runtime: str
     answers: tuple[KernelSupport, ...]
@@ -112,7 +114,7 @@ def _optimize_in_session(
     """Open ``model`` in a session.
 
     Returns:
-        The graph that onnxruntime makes of it, and (op, execution provider) of each node.
+        The graph into which onnxruntime turns the model, and (op, execution provider) of each node.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "norm.onnx"
@@ -133,7 +135,8 @@ def _optimize_in_session(
 
 
 def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAnswers:
-    """Ask the parser for its layers. If a model ends the parser's process, a new process continues after that model.
+    """Parse each model with TensorRT's parser and list the layers. If a model ends the parser's process, a new process
+    continues after that model.
 
     Returns:
         The runtime with its version and an answer for each model.
@@ -159,7 +162,7 @@ def run_parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[di
     """Run the parser's process on ``models`` (`parser_process`).
 
     Returns:
-        The JSON objects that it wrote before it ended, and how it ended: its exit code or a timeout.
+        The JSON objects that the process wrote before it ended, and how the process ended: its exit code or a timeout.
     """
     request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
     command = child_process.module_command("normdeploy.runtimes.parser_process")

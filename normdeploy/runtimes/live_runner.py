@@ -1,4 +1,6 @@
-"""Manage the lifecycle of a runner: opened, entered at most once, closed; one call at a time."""
+"""Manage the lifecycle of a runner, which is opened, entered at most once, and closed. A runner runs one call at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 class LiveRunner:
     """Model that stays loaded until the context is left, as ``normdeploy.open_runner`` returns it.
 
-    Calls from several threads wait for each other. Open a runner for each thread to run them in parallel.
+    Calls from several threads wait for each other. To run calls in parallel, open a runner for each thread.
 
     Attributes:
         inputs: names, dtypes and shapes of the inputs.
@@ -51,9 +53,9 @@ class LiveRunner:
                 Nothing is converted or changed. A contiguous array on the runner's device is not copied.
 
         Returns:
-            output name -> numpy array if every input is one, else torch tensor. Tensors are on the runner's device if
-            an input is there, else on the CPU. bfloat16 in numpy is ``ml_dtypes.bfloat16``. Later calls do not change
-            these arrays.
+            output name -> array. It is a numpy array if every input is a numpy array, else a torch tensor. Tensors are
+            on the runner's device if an input is on that device, else on the CPU. bfloat16 in numpy is
+            ``ml_dtypes.bfloat16``. Later calls do not change these arrays.
 
         Raises:
             InputError: names, dtypes, ranks or shapes do not fit, before anything runs; or the runtime fails on these
@@ -67,10 +69,10 @@ class LiveRunner:
             return match_input_types(feeds, self._run_tensors(check_tensor_feeds(self.name, feeds, self.inputs)))
 
     def prepare(self, feeds: Mapping[str, Any]) -> Callable[[], None]:
-        """Check and bind the inputs once, so that only the run itself is left to time.
+        """Check and bind the inputs once, so that a caller can time the run alone.
 
         Returns:
-            A function that runs the model; it returns when the outputs are on the runner's device.
+            A function that runs the model. The function returns when the outputs are on the runner's device.
 
         Raises:
             InputError: as for ``infer``.
@@ -93,7 +95,7 @@ class LiveRunner:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free the model; closing twice does nothing."""
+        """Free the model; a second call does nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -1,8 +1,9 @@
 """Compare the element types that TensorRT's parser gave each tensor with those in the ONNX file.
 
-Runs in the builder's process, on the parsed network, and needs no GPU. A strongly typed network keeps these types in
-the engine. A weakly typed one may be built in other types, so it is refused. An engine of the wrong precision computes
-correct numbers but misses its speed and memory, so only a check of the types detects it.
+The check runs in the builder's process, on the parsed network, and needs no GPU. The engine of a strongly typed network
+keeps the network's types. TensorRT may choose other types for a weakly typed network, so such a network is refused. An
+engine of the wrong precision computes correct numbers but misses its speed and memory, so only a check of the types
+detects such an engine.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _HEAVY = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "EINSUM",
 
 @dataclass(frozen=True)
 class NetworkTypes:
-    """Floating types that a network computes in; true if they are as requested.
+    """Floating types in which a network computes. The record is true if the types are as requested.
 
     Attributes:
         layers: floating or quantized type -> number of layers with an output of that type.
-        heavy: the same for matrix products and convolutions only.
+        heavy: like ``layers``, but counts only matrix products and convolutions.
         wrong: deviations from the request, one line each.
     """
 
@@ -43,8 +44,8 @@ def check_network_types(trt: Any, network: Any, precision: str, stated: Mapping[
         trt: the module, tensorrt or tensorrt_rtx.
         network: its INetworkDefinition.
         precision: "fp16" or "bf16".
-        stated: tensor -> type ("float16", ...) in the file, for its inputs, outputs and inner tensors. The parser keeps
-            most names; tensors that the network lacks under the same name are not compared.
+        stated: tensor name -> type ("float16", ...) in the file, for inputs, outputs and inner tensors. The parser
+            keeps most names. A tensor whose name is missing in the network is not compared.
 
     Returns:
         The network's types and the deviations.
@@ -103,7 +104,8 @@ def _list_differing_types(what: str, tensors: list[Any], stated: Mapping[str, st
 def _is_strongly_typed(trt: Any, network: Any) -> bool:
     """Return whether the network is strongly typed.
 
-    TensorRT 11 and TensorRT-RTX have no other networks: they dropped the builder flags that weakly typed networks need.
+    In TensorRT 11 and TensorRT-RTX, every network is strongly typed: they dropped the builder flags that weakly typed
+    networks need.
     """
     if not hasattr(trt.BuilderFlag, "FP16"):
         return True

@@ -2,9 +2,9 @@
 
 For a PyTorch model, ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` do the same. A node that the
 evaluator does not know runs in onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names
-it. Then both runs that are compared, the reference's and the file's, contain the roundings of its k nodes (k is 1 for a
-node without subgraphs). The cancellation inside is unknown, so each element is disturbed by the roundings of both runs:
-√(2k)·u of the largest element, with the unit roundoff u.
+it. Then both the reference and the file contain the rounding errors of that node. A node that stands for k nodes in its
+subgraphs (k is 1 without subgraphs) causes 2k such errors, k in each of the two runs. How far these errors cancel is
+unknown, so each element is disturbed by √(2k)·u times the largest element, where u is the unit roundoff.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .underflow import round_underflow
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-# The sets of ops are those of `rounding_noise`. These ops round nothing.
+# Ops that do not round. This set and the following sets correspond to the sets of operators in `rounding_noise`.
 _EXACT = split_op_names("""
     Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
     ScatterND
@@ -48,32 +48,34 @@ _EXACT = split_op_names("""
     ConstantOfShape DepthToSpace SpaceToDepth Trilu Compress OneHot EyeLike ReverseSequence
     SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
     """)
-# These ops round once.
+# Ops that round once.
 _ONE_ROUNDING = split_op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
-# IEEE 754 rounds these correctly. A result that fits in a dozen bits is then exact, and hardly by chance.
+# Ops that IEEE 754 requires to be correctly rounded. If the result of such an op fits in a dozen bits, it is taken as
+# exact, because a rounded result rarely has so few bits.
 _CORRECTLY_ROUNDED = split_op_names("Add Sub Mul Div")
-# The absolute error of these ops is about u·1, even for results near 0.
+# Ops whose absolute error is about u·1, even for results near 0.
 _AS_ONE = split_op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
-# Positions of the initial states. A gate has an absolute error of about u and multiplies a state, so the error grows
-# with the state.
+# Recurrent op -> positions of the inputs that hold initial states. A gate has an absolute error of about u and
+# multiplies a state, so the error grows with the state.
 _STATES = {"GRU": (5,), "LSTM": (5, 6)}
-# The absolute error of these ops is about u·|operand|.
+# Ops whose absolute error is about u·|operand|.
 _AS_OPERAND = split_op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
 _CENTERED = frozenset(
     op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
 )
 _SEQUENCES = split_op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
 _FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
-# These ops return numbers below the smallest normal one even for ordinary operands.
+# Ops that return numbers below the smallest normal number even for ordinary operands.
 _UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
-# Constants with more elements are not disturbed. Neither are single numbers, since an epsilon or exponent is exact.
+# Maximum number of elements of a constant that is disturbed. A constant of one element is not disturbed either, since
+# an epsilon or exponent is exact.
 _SMALL = 2**16
 # Unit roundoff -> smallest normal number. Only float16's range is narrow enough to matter.
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
 _SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
-# Absolute noise that gives equal zeros a random order, since a runtime may sort them in any order. It is too small to
-# change any other number.
+# Absolute noise that gives equal zeros a random order, since a runtime may sort equal numbers in any order. The noise
+# is too small to change any other number.
 _APART = 1e-300
 
 _Read = Callable[[onnx.NodeProto, list[Any]], list[Any]]
@@ -82,7 +84,7 @@ _RunBody = Callable[["OnnxFloat64Runner", Arrays], RunResult]
 
 
 class OnnxFloat64Runner(HeldRunner):
-    """Main graph of ``proto`` in float64, its weights loaded; floating outputs are float64.
+    """Runner of the main graph of ``proto`` in float64, with the weights loaded. Floating outputs are float64.
 
     Raises:
         GraphError: a function that the file calls can't be inlined.
@@ -156,9 +158,10 @@ class OnnxFloat64Runner(HeldRunner):
         return self._run_nodes(feeds, OnnxFloat64Runner.infer, write=record_overflow), beyond
 
     def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
-        """Run the model with every input and weight changed at random by up to ``unit``, relative.
+        """Run the model with every input and weight changed at random by a relative error of up to ``unit``.
 
-        Outputs that change much are ill-conditioned. Single numbers are not changed: an epsilon or exponent is exact.
+        Outputs that change much are ill-conditioned. Single numbers are not changed, because an epsilon or exponent is
+        exact.
 
         Returns:
             Outputs as from ``infer``.
@@ -186,8 +189,8 @@ class OnnxFloat64Runner(HeldRunner):
     def _is_perturbable(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
         """Return whether an input of a node may be disturbed.
 
-        Exponents, the scales of a Resize and the inputs of a Range may not be, since they define the computation.
-        A constant may be disturbed if it has more than one element and at most ``most`` elements.
+        Exponents, the scales of a Resize and the inputs of a Range may not be disturbed, since they define the
+        computation. A constant may be disturbed if it has more than one element and at most ``most`` elements.
         """
         if node.op_type == "Range" or (place and node.op_type in _FIRST_ALONE):
             return False
@@ -223,16 +226,17 @@ class OnnxFloat64Runner(HeldRunner):
 
         return self._run_nodes(
             feeds,
-            # Each iteration of a loop draws other roundings.
+            # Each run of a body gets a new seed, so each iteration of a loop draws other roundings.
             lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half),
             read=add_input_noise,
             write=noise.add_output_noise,
-            # Kernels for half precision differ in the results that they round.
+            # In half precision, kernels differ in which intermediate results they round. So settled integers are
+            # computed in the file's types only if ``half`` is not given.
             settled=kind is None,
         )
 
     def run_in_half(self, feeds: Arrays, half: torch.dtype | None) -> RunResult:
-        """Run the model with each result rounded to its own type, or to ``half`` if its type is wider.
+        """Run the model with each result rounded to its type in the file, or to ``half`` if that type is wider.
 
         This is the result of a correct runtime that computes node by node.
 
@@ -265,7 +269,8 @@ class OnnxFloat64Runner(HeldRunner):
             lambda body, given: body.run_in_half(given, half),
             read=round_constants,
             write=lambda node, inputs, name, value: round_value(name, value),
-            # Every tensor already has its stated type in this run.
+            # In this run every tensor already has its type in the file, so settled integers need no separate
+            # computation.
             settled=False,
         )
         with np.errstate(all="ignore"):
@@ -289,8 +294,8 @@ class OnnxFloat64Runner(HeldRunner):
             inside: runs a body of control flow.
             read: changes the operands of a node.
             write: changes a floating result of a node, given its operands.
-            settled: True to use the file's own types, not float64, for integers that do not depend on the inputs'
-                data.
+            settled: True to compute integers that do not depend on the inputs' data in the file's own types, not in
+                float64.
         """
         check_names(self.name, feeds, sorted(self._exact.inputs))
         self._inside = inside
@@ -335,7 +340,7 @@ class OnnxFloat64Runner(HeldRunner):
                 values.pop(name, None)
 
     def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
-        """Run control flow in the same way as the other nodes.
+        """Run control flow with the function that this run uses for bodies.
 
         Returns:
             False if this control flow is not implemented here, so that onnxruntime has to run the node.
@@ -368,7 +373,7 @@ class OnnxFloat64Runner(HeldRunner):
 
 
 class _RoundingNoise:
-    """Draw random roundings r + u·ξ·(|r| + a), as in ``rounding_noise``."""
+    """Draw random roundings r + u·ξ·(|r| + a), as `rounding_noise` defines them."""
 
     def __init__(
         self,
@@ -386,7 +391,8 @@ class _RoundingNoise:
         """Return the unit roundoff of a tensor.
 
         Returns:
-            u of its dtype (or of the narrower half); 0 if its node rounds nothing or it is not floating.
+            u of the tensor's dtype, or of ``half`` if that is narrower; 0 if the node does not round or the tensor is
+            not floating.
         """
         own = self._types.get(name, np.dtype(np.float32))
         chooses = node.op_type in ("Resize", "Upsample") and not _is_interpolating(node)
@@ -399,7 +405,7 @@ class _RoundingNoise:
 
         Args:
             unit: unit roundoff.
-            apart: absolute noise that separates equal zeros.
+            apart: size of the absolute noise that separates equal zeros.
             extra: magnitudes added to |value| before scaling by ``unit``.
 
         Returns:
@@ -408,13 +414,14 @@ class _RoundingNoise:
         if not _is_float64(value):
             return value
         drawn = self.random.uniform(-1, 1, value.shape)
-        # Below the smallest normal number, the type's spacing is constant down to 0. No number changes its sign.
+        # Below the smallest normal number, the type's spacing is constant down to 0. The noise does not change the sign
+        # of a number.
         absolute = np.abs(value)
         size = np.maximum(absolute, np.minimum(_SMALLEST_NORMAL.get(unit, 0.0), absolute / unit))
         return value + np.nan_to_num(unit * drawn * (size + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
 
     def add_output_noise(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
-        """Add the roundings of the op to one of its results.
+        """Add the rounding errors of the op to one of its results.
 
         Args:
             inputs: the node's operands.
@@ -425,7 +432,7 @@ class _RoundingNoise:
         """
         unit = self.unit_roundoff(name, node)
         counted = node.op_type == "Range" or (node.op_type in ("Cast", "CastLike") and not _is_float64(inputs[0]))
-        # A size that was cast to float is a whole number.
+        # A size cast to float is a whole number, so the cast does not round it.
         if not unit or counted or node.op_type in _ORDERS:
             return value
         extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
@@ -494,7 +501,7 @@ class _RoundingNoise:
 
 
 def _largest_finite(values: Iterable[Any]) -> float:
-    """Return the largest finite magnitude in all arrays, 0 if there is none."""
+    """Return the largest finite magnitude in all arrays; 0 if they contain no finite number."""
     finite = [np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0, neginf=0.0) for v in values if v is not None and np.size(v)]
     return max((float(v.max()) for v in finite), default=0.0)
 
@@ -509,7 +516,7 @@ def _count_nodes(node: onnx.NodeProto) -> int:
 
 
 def _is_interpolating(node: onnx.NodeProto) -> bool:
-    """Return whether a Resize interpolates between neighbors instead of choosing the nearest one."""
+    """Return whether a Resize interpolates between neighbors instead of choosing the nearest neighbor."""
     return any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
 
 
@@ -525,10 +532,10 @@ def _reduced_axes(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
 
 
 def _cumulate_noise(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
-    """Sum the errors of a CumSum's partial sums for all later elements (for all earlier ones if it is ``reverse``).
+    """Add the error of each partial sum of a CumSum to all later elements (to all earlier elements with ``reverse``).
 
-    ``exclusive`` changes nothing: each result is still a partial sum, one element later, and the first result is
-    exactly 0.
+    ``exclusive`` needs no special case: each result is still a partial sum, stored one element later, and the first
+    result is exactly 0.
     """
     if any(a.name == "reverse" and a.i for a in node.attribute):
         return np.asarray(np.flip(np.cumsum(np.flip(lost, axis), axis=axis), axis))

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..model import InputSpec, Shapes, TensorSpec
 from ..types import ProfileRanges
 
-# min, opt and max of one dim
+# min, opt and max of one dim.
 Range = tuple[int, int, int]
 _HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x128:64x512"
 
@@ -20,11 +20,13 @@ def resolve_profile(
 ) -> dict[str, Shapes]:
     """Resolve the shapes of every dynamic input.
 
-    A range comes from the first source that has it: ``given`` by input, ``given`` by dim, the ranges ``recorded`` at
-    export. A dim's name means one size everywhere, so a range given with one input also applies to the others.
+    The range of a dim comes from the first source that has one: ``given`` for the input, ``given`` for the dim,
+    ``recorded`` at export. A dim's name means the same size everywhere, so a range given for one input also applies to
+    every other input with that dim.
 
     Args:
-        given: input or dim name -> (min, opt, max), of shapes or of sizes, or such texts as "ids=1x8:8x128:64x512".
+        given: input name -> (min, opt, max) shapes, or dim name -> (min, opt, max) sizes. Texts such as
+            "ids=1x8:8x128:64x512" are accepted too.
 
     Returns:
         Input name -> (min, opt, max) shapes; {} if all inputs are static.
@@ -102,7 +104,7 @@ def _format_range(values: Sequence[Sequence[int]]) -> str:
 def _split_inputs_and_dims(
     inputs: Sequence[TensorSpec], given: Mapping[str, tuple[tuple[int, ...], ...]]
 ) -> tuple[dict[str, Shapes], dict[str, tuple[Range, str]]]:
-    """Split the given ranges into those of whole inputs and those of dims.
+    """Split the given ranges into ranges of whole inputs and ranges of dims.
 
     Returns:
         Input name -> shapes, and dim name -> (range, its source for error messages).

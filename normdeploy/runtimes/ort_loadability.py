@@ -1,9 +1,9 @@
-"""Check that onnxruntime loads and runs a file before it is written. A failure is an error, and nothing is written.
+"""Check, before a file is written, that onnxruntime loads and runs it. A failure is an error, and nothing is written.
 
-Files that ``export`` makes must run. Exempt are files for another runtime and files with ops of the user's own domain,
-whose library is unknown here. Files that ``optimize`` makes must load, with the same exemptions, and must also run if
-the values of their inputs do not matter. bfloat16 is tested in float32, because onnxruntime's CPU provider has almost
-no kernels for it.
+A file that ``export`` makes must run. There are two exemptions: files for another runtime, and files with ops of the
+user's own domain, whose library is unknown here. A file that ``optimize`` makes must load, with the same exemptions. If
+no input value decides whether the file runs, it must also run. bfloat16 is tested in float32, because onnxruntime's CPU
+provider has almost no kernels for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NO_MEMORY = ("bad_alloc", "Failed to allocate", "allocate memory")
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """Reason why a file does not run.
+    """Reason why onnxruntime does not load or run a file.
 
     Attributes:
-        message: the reason; onnxruntime's own message if no op without a kernel was found.
+        message: the reason: the ops without a kernel, or onnxruntime's own message if every op has a kernel.
         loads: the file loads, but does not run.
         kernels: only CPU kernels are missing.
-        foreign: only kernels of ops in other domains than those of ONNX, onnxruntime and normdeploy are missing.
+        foreign: kernels are missing only for ops of domains other than ONNX's, onnxruntime's and normdeploy's.
     """
 
     message: str
@@ -49,10 +49,10 @@ class LoadFailure:
 
 
 def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) -> LoadFailure | None:
-    """Find the reason why onnxruntime does not load ``proto``, or runs it on none of ``samples``.
+    """Find the reason why onnxruntime does not load ``proto`` or does not run it on any of ``samples``.
 
     Returns:
-        The reason; None if it loads, and runs on a sample if there are any.
+        The reason; None if ``proto`` loads and, if there are samples, runs on at least one of them.
     """
     try:
         model = PerturbableModel(proto)
@@ -77,7 +77,7 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
         try:
             model.run_perturbed(feeds)
         except Exception as error:
-            # The run hit our time limit or ran out of memory: a larger machine may run the model.
+            # The run reached the time limit or ran out of memory. A larger machine may run the model.
             if time.monotonic() - start >= PATIENCE or any(words in str(error) for words in _NO_MEMORY):
                 return None
             message = message or short_error_message(error)
@@ -94,15 +94,15 @@ def require_runnable(
     """Check that a file made by ``export`` may be written.
 
     Args:
-        samples: inputs that it should run on.
-        runtime: the runtime that it is for.
-        eager: returns why PyTorch does not run the model on a sample, "" if it does.
+        samples: inputs on which the file should run.
+        runtime: the runtime that the file is for.
+        eager: function that returns the reason why PyTorch does not run the model on a sample, "" if PyTorch does.
 
     Returns:
-        Notes on the file, for example that it was not run.
+        Notes on the file, for example that the file was not run.
 
     Raises:
-        ExportError: onnxruntime does not load or run it.
+        ExportError: onnxruntime does not load or run the file.
     """
     fault = find_load_failure(proto, samples)
     if fault is None:
@@ -110,7 +110,8 @@ def require_runnable(
     if runtime in TENSORRT or fault.foreign:
         return [f"the file was not run: {fault.message}"]
     if fault.loads and all(eager(feeds) for feeds in samples):
-        # The samples are at fault, and a note already says that nothing was compared.
+        # PyTorch does not run on the samples either, so the file is not at fault. A note already says that nothing was
+        # compared.
         return []
     raise ExportError(
         f"the file would not run, so nothing was written: {fault.message}. Change that part of the model (for "
@@ -121,21 +122,22 @@ def require_runnable(
 def require_runnable_optimized(
     proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str, provider: str, *, runs: bool
 ) -> None:
-    """Require that onnxruntime loads the result of ``optimize``, and runs it if input values do not matter.
+    """Require that onnxruntime loads the result of ``optimize``. If no input value decides whether it runs, require
+    that it runs too.
 
-    A failure is accepted if only ops of other libraries prevent the file given from loading, or only CPU kernels are
-    missing and the file is meant to run elsewhere.
+    Two failures are accepted. In the first, only ops of other libraries prevent the user's file from loading. In the
+    second, only CPU kernels are missing and the file is for another provider or runtime.
 
     Args:
         proto: the result.
-        before: returns the file given.
+        before: function that returns the user's file.
         runtime: the runtime of the result.
         provider: the execution provider of the result.
-        runs: also run it, which takes memory.
+        runs: True to also run the result, which takes memory.
 
     Raises:
-        GraphError: onnxruntime does not load or run ``proto``; the message says whether it loads and runs the file
-            given.
+        GraphError: onnxruntime does not load or run ``proto``; the message says whether onnxruntime loads and runs the
+            user's file.
     """
     if runtime in TENSORRT:
         return
@@ -154,7 +156,7 @@ def require_runnable_optimized(
             f"onnxruntime {does} the input file but not the optimized file, so nothing was written: {fault.message}; "
             "please report it"
         )
-    # Without a stated runtime, the file may be for one that has kernels for ONNX's ops.
+    # Without a stated runtime, the file may be for a runtime that has kernels for all of ONNX's ops.
     elsewhere = provider == "cuda" or (runtime == ANY and _is_pure_onnx(read))
     if not given.foreign and not (given.kernels and elsewhere):
         raise GraphError(
@@ -180,7 +182,7 @@ def require_runnable_half(proto: onnx.ModelProto, samples: Sequence[Arrays], to:
 
 # ------------------------------------------------------------------ dependence on input values
 
-# With these ops, float values decide which nodes run, how many elements a tensor has, or which element is read.
+# Ops with which float values decide which nodes run, how many elements a tensor has, or which element is read.
 _DECIDING = frozenset(
     {
         "ArgMax",
@@ -200,12 +202,13 @@ _MOST_ELEMENTS = 2**24
 
 
 def _make_deciding_samples(proto: onnx.ModelProto) -> list[Arrays]:
-    """Make an input for a model that runs on all values of its inputs or on none.
+    """Make a sample for a model whose input values do not decide whether it runs.
 
-    Such a model has floating inputs of stated sizes and computes no index, size or condition from them.
+    Such a model has floating inputs of stated sizes and computes no index, size or condition from their values.
 
     Returns:
-        One sample of ones; [] if the values may matter or a tensor is too large.
+        A list with one sample, in which every value is 1. [] if the values may decide whether the model runs, or a
+        tensor is too large.
     """
     sizes = [dims for _, dims in infer_types(proto).values() if dims is not None]
     if any(math.prod(n for n in dims if isinstance(n, int)) > _MOST_ELEMENTS for dims in sizes):
@@ -244,10 +247,11 @@ def _may_decide_by_value(node: onnx.NodeProto) -> bool:
 
 
 def _find_ops_without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
-    """Find ops for which onnxruntime has no kernel in their types; in bodies and functions, only ops of other domains.
+    """Find ops for which onnxruntime has no kernel in the types that the model uses. In bodies and functions, find only
+    ops of domains other than ONNX's.
 
     Returns:
-        Description of each op with its first node -> whether the domain is one that onnxruntime should know.
+        Description of each op with its first node -> True if onnxruntime should know the op's domain.
     """
     known = {name: kind for name, (kind, _) in infer_types(proto).items()}
     written = {(f.domain, f.name) for f in proto.functions}
@@ -284,7 +288,7 @@ def _find_ops_without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
 
 
 def _is_pure_onnx(proto: onnx.ModelProto) -> bool:
-    """Return whether each node is an op of ONNX."""
+    """Return whether every node is an op of ONNX itself."""
     nodes = [node for body in iter_bodies(proto) for node in body.node]
     return all(node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type) for node in nodes)
 
@@ -294,11 +298,11 @@ _FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.F
 
 
 def _cut_out_foreign_ops(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Remove the main graph's ops of other libraries; their results become inputs.
+    """Remove the main graph's ops of other libraries. Results of the removed ops become inputs.
 
     Returns:
-        The reduced model. None if the type of such a result is unknown, if the graph has no such ops, or if all outputs
-        are such results.
+        The reduced model. None if the graph has no such ops, if the type of such a result is unknown, or if all graph
+        outputs are such results.
     """
     written = {(f.domain, f.name) for f in proto.functions}
     known = infer_types(proto)
@@ -329,7 +333,7 @@ def _is_refused_alone(
     known: Mapping[str, int | None],
     constants: Mapping[str, onnx.TensorProto],
 ) -> bool:
-    """Return whether onnxruntime reports a missing kernel for the node alone in a model."""
+    """Return whether onnxruntime reports a missing kernel for a model that contains only this node."""
     read = [name for name in dict.fromkeys(node.input) if name]
     graph = onnx.GraphProto(
         name="one", node=[node], initializer=[constants[name] for name in read if name in constants]

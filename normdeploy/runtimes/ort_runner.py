@@ -19,35 +19,37 @@ from . import HeldRunner, RunResult
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
 
-# onnxruntime's type name for a classifier's maps.
+# Start of the type name that onnxruntime gives a classifier's output, which is a sequence of maps.
 _MAPS = "seq(map("
-# onnxruntime's log severities.
+# Severities of onnxruntime's log: log nothing but fatal errors, log warnings and above.
 _SILENT, _WARNINGS = 4, 2
-# Minimum size in bytes of weights in the side file: all of them, since an ONNX file can't exceed 2 GB.
+# Minimum size in bytes of a weight that onnxruntime writes to the side file. 0 writes all weights there, since an ONNX
+# file can't exceed 2 GB.
 _ALL_WEIGHTS = "0"
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
 class OrtRunner(HeldRunner):
-    """ONNX file or model in onnxruntime; ``verify``, ``bench`` and ``run`` all use this runner.
+    """Runner of an ONNX file or model in onnxruntime. ``verify``, ``bench`` and ``run`` all use this runner.
 
     Args:
-        source: a path (required if weights are external or above 2 GB), a model with its weights inside, or its bytes.
+        source: a path, a model with its weights inside, or the bytes of such a model. A path is required if weights are
+            external or above 2 GB.
         name: name in errors and tables; None derives it from provider and optimizer.
-        optimize: turn onnxruntime's own optimizer fully on or off.
+        optimize: True turns onnxruntime's own optimizer fully on, False turns it off.
         provider: "cpu" or "cuda".
-        disabled: names of optimizers to leave out.
+        disabled: names of onnxruntime's optimizers to leave out.
         entries: further configuration entries of the session.
-        settings: options of the provider; None: CUDA without TF32, whose products have float16's precision.
-        threads: threads of one operator on the CPU; 0: one for each core.
-        spins: let idle threads busy-wait for the next run, which slows other work between runs.
-        saved: path to write the optimized graph to, with its weights in a file beside it.
+        settings: options of the provider. None runs CUDA without TF32, because TF32 products have float16's precision.
+        threads: number of threads of one operator on the CPU; 0 for one thread per core.
+        spins: True lets idle threads busy-wait for the next run. This slows other work between runs.
+        saved: path to which the optimized graph is written. Its weights are written to another file in the same folder.
 
     Raises:
         GraphError: onnxruntime refuses the model.
-        RuntimeCrash: it crashes on the model (`crash_check`).
-        RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work
-            here.
+        RuntimeCrash: onnxruntime crashes on the model (`crash_check`).
+        RuntimeUnavailable: onnxruntime has no kernel for one of the model's operators in the operator's type, or the
+            provider does not work here.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ def run_session(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunR
 
 
 def run_named_feeds(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunResult:
-    """Run feeds whose names are already checked, as `run_session` does.
+    """Run the session as `run_session` does, on feeds whose names are already checked.
 
     Returns:
         Output name -> array; a classifier's maps are converted to an array.
@@ -169,17 +171,17 @@ def require_cuda() -> None:
     """Require that onnxruntime can run on a GPU here.
 
     Raises:
-        RuntimeUnavailable: it can't.
+        RuntimeUnavailable: onnxruntime can't run on a GPU here.
     """
     if reason := explain_missing_cuda():
         raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
 
 
 def explain_missing_cuda() -> str | None:
-    """Explain why onnxruntime can't run on a GPU here, by opening a one-node model.
+    """Open a one-node model to find out why onnxruntime can't run on a GPU here.
 
     Returns:
-        The reason, or None if it can.
+        The reason, or None if onnxruntime can run on a GPU.
     """
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         return "the installed onnxruntime has none; install onnxruntime-gpu"

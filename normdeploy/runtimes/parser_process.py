@@ -1,9 +1,9 @@
-"""Show models to TensorRT's parser in a separate process, started by ``normdeploy.runtimes.kernel_support``.
+"""Parse models with TensorRT's parser in a separate process, which ``normdeploy.runtimes.kernel_support`` starts.
 
-Run as ``python -m normdeploy.runtimes.parser_process``. It reads {"runtime": ..., "models": [base64, ...]} as JSON from
-standard input and writes one JSON object a line to standard output: {"version": ...}, then for each model {"layers":
-[...]} or {"refused": reason}. If the parser ends the process, the answers so far are already written. Nothing is built,
-so it needs no GPU.
+Run as ``python -m normdeploy.runtimes.parser_process``. The process reads {"runtime": ..., "models": [base64, ...]} as
+JSON from standard input. It writes one JSON object per line to standard output: {"version": ...}, then for each model
+{"layers": [...]} or {"refused": reason}. If the parser ends the process, earlier answers are already written. Nothing
+is built, so the process needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .trt_runner import PACKAGES
 
 
 def list_layer_types(network: Any) -> list[str]:
-    """List the types of the layers that depend on data, without those that only prepare constants.
+    """List the types of the layers that depend on data. Layers that only prepare constants are left out.
 
     Returns:
         TensorRT layer types, in the network's order.
@@ -39,7 +39,7 @@ def list_layer_types(network: Any) -> list[str]:
 def main() -> None:
     """Parse the models of the request on standard input and write an answer for each."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # The libraries print to both stdout and stderr.
+    # The libraries print to stdout too. Redirect this output to stderr, so that only answers reach stdout.
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     trt = importlib.import_module(PACKAGES[request["runtime"]])

@@ -1,20 +1,23 @@
-"""Run a quantized file in float64, with its rounding kept, left out or drawn anew, to find the effect of its steps.
+"""Run a quantized file in float64 to find the effect of its quantization steps. Its rounding is kept, left out or drawn
+at random.
 
-A step is the distance between neighboring numbers of a quantized type: the scale for integers; for 8-bit floats, the
-spacing around the value times the scale. Rounding moves a value by at most half a step, as long as it lies inside the
-type's range. Drawing other roundings with the same steps shows the effect at the outputs:
+A step is the distance between neighboring numbers of a quantized type: for integers, the scale; for 8-bit floats, the
+scale times the spacing of the type's numbers near the value. Rounding moves a value by at most half a step, as long as
+it lies inside the type's range. Drawing other roundings with the same steps shows how far rounding can change the
+outputs:
 
-- For an activation, the grid is shifted by a random fraction θ of a step, θ in (−1/2, 1/2), one for each quantizer and
-  run: q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own (θ = 0), and errors stay
-  correlated: equal values get equal errors. Zero is on the grid of every file and stays exact.
+- For an activation, the grid is shifted by a random fraction θ of a step, θ in (−1/2, 1/2), one θ for each quantizer
+  and run: q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own (θ = 0). Errors stay
+  correlated: equal values get equal errors. The value 0 is not moved, because 0 is on the grid of every file.
 - A stored weight becomes one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), independently for each
-  weight. If all codes under one scale are zero, no value determined that scale and its weights were zero, so they stay
-  zero. A bias that compensates a shift by the stored weight is recomputed for the drawn one (`shifted_bias`).
+  weight. If all codes under one scale are zero, no value determined that scale: the weights were zero and stay zero. A
+  bias that compensates an input shift by means of the stored weight is recomputed for the drawn weight
+  (`shifted_bias`).
 
-Saturation is not rounding. A draw extends each range by a step (or without limit, see `RoundingDraw.clips`), except
-below a range that begins at 0, which is how ReLU is written without a node. So a value that rounding moved past the end
-of its range is covered by the allowed error, but a value that the range itself clips is not. Such clipping is detected
-in the plain run and reported (`Saturation`).
+Saturation is not rounding. A draw extends each range by a step (or without limit, see `RoundingDraw.clips`). The lower
+end of a range that begins at 0 is not extended, because such a range expresses a ReLU without a node. So the allowed
+error covers a value that rounding moved past the end of its range, but not a value that the range itself clips. Such
+clipping is detected in the plain run, which rounds as the file does, and is reported (`Saturation`).
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ from .rounding_draws import RoundingDraw, Saturation
 from .shifted_bias import bias_correction, find_quantizer_shifts
 
 _MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze"})
-# In steps beyond a range: half a step rounds back, and a rounded zero point moves the range by another half.
+# Maximum distance beyond a range, in steps, that rounding explains. Rounding brings a value within half a step back
+# into the range, and a rounded zero point moves the range by another half step. The 1e-6 is a margin for float64's own
+# rounding.
 _ROOM = 1.0 + 1e-6
 
 
@@ -64,7 +69,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         for node in self.nodes:
             if is_quantization_node(node) or moving & set(self.read_names(node)):
                 moving.update(filter(None, node.output))
-        # Tensors that the file fixes, including quantized ones.
+        # Tensors whose values the file alone determines, including quantized tensors.
         self.stored = frozenset(self.constants)
         self.constants -= moving
         self.seen: dict[str, Saturation] = {}
@@ -74,7 +79,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         self.tables = self._find_lookup_tables()
 
     def _find_lookup_tables(self) -> frozenset[str]:
-        """Return tensors that nodes select from stored codes before these are dequantized, such as an embedding's
+        """Return tensors that nodes select from stored codes before the codes are dequantized, such as an embedding's
         rows.
         """
         tables: set[str] = set()
@@ -99,7 +104,7 @@ class _QuantizedEvaluator(Float64Evaluator):
             Its outputs, as from ``Float64Evaluator.evaluate_node``.
 
         Raises:
-            NotEvaluated: it can't be computed.
+            NotEvaluated: the node can't be computed.
         """
         try:
             if is_quantization_node(node):
@@ -145,7 +150,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         return super().evaluate_node(node, inputs, known)
 
     def _body_evaluator(self, node: onnx.NodeProto, name: str) -> Float64Evaluator:
-        """Return the evaluator of a body, which rounds as the graph around it."""
+        """Return the evaluator of a body. It rounds in the same way as the evaluator of the graph around the body."""
         body = super()._body_evaluator(node, name)
         assert isinstance(body, _QuantizedEvaluator)
         body.draw = self.draw
@@ -155,7 +160,8 @@ class _QuantizedEvaluator(Float64Evaluator):
         """Convert ``value`` to the file's dtype of ``name``.
 
         Returns:
-            The converted array; float64 codes of an integer tensor become float32, since a Resize interpolates them.
+            The converted array; float64 codes of an integer tensor become float32, not integers, because a Resize
+            interpolates codes.
         """
         own = self.types.get(name)
         if own is not None and own.kind in "iu" and np.asarray(value).dtype == np.float64:
@@ -163,7 +169,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         return super().round_to_file_type(name, value)
 
     def _has_quantizer_before(self, name: str) -> bool:
-        """Return whether codes come from a QuantizeLinear, whose rounding was already drawn."""
+        """Return whether codes come from a QuantizeLinear, so that their rounding was already drawn."""
         return any(self.nodes[p].op_type == QUANTIZE for p in self.nodes_between([name]))
 
     def _evaluate_integer_product(
@@ -185,14 +191,14 @@ class _QuantizedEvaluator(Float64Evaluator):
         return super().evaluate_node(plain, [a, b], known)
 
     def _node_generator(self, node: onnx.NodeProto, seed: int | str) -> np.random.Generator:
-        """Make a generator for each node and seed, independent of the draws of other nodes."""
+        """Make the random generator of one node for one seed. Its numbers do not depend on the draws of other nodes."""
         return np.random.default_rng([int(seed), self.makers[node.output[0]]])
 
     def _perturb_codes(self, node: onnx.NodeProto, codes: Array, inputs: Sequence[Any]) -> Array:
         """Draw weights that round to the given codes.
 
         Args:
-            inputs: inputs of a DequantizeLinear, whose scales group the codes; () for other nodes.
+            inputs: inputs of the DequantizeLinear. Codes with the same scale form a group. () for other nodes.
 
         Returns:
             Codes as float64, moved by at most half a step.
@@ -214,14 +220,14 @@ class _QuantizedEvaluator(Float64Evaluator):
         return wide + moved
 
     def _quantize_with_draw(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
-        """Quantize a tensor with another rounding.
+        """Quantize a tensor with a rounding that is drawn or left out.
 
         Args:
-            how: "exact" does not round; a seed draws the rounding.
-            fixed: the tensor is a weight: each element is drawn separately and nothing is clipped.
+            how: "exact" to leave out the rounding; a seed to draw it.
+            fixed: True if the tensor is a weight. Each element is then drawn separately, and nothing is clipped.
 
         Returns:
-            Codes as float64, zero point included.
+            Codes as float64, including the zero point.
         """
         attrs = attribute_values(node)
         if node.op_type == DYNAMIC:
@@ -247,7 +253,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         """Quantize a tensor without rounding and without clipping, except for ReLU.
 
         Returns:
-            Codes as float64, zero point included.
+            Codes as float64, including the zero point.
         """
         attrs = attribute_values(node)
         steps, zero = scaled_quotient(inputs, attrs)
@@ -287,7 +293,9 @@ class _QuantizedEvaluator(Float64Evaluator):
 
 
 def _is_group_nonzero(nonzero: Array, scale: Array, axis: int, block: int) -> Array:
-    """Return whether any code under the scale of each element is not zero, broadcastable to the codes."""
+    """Return, for each element, whether any code with the same scale is not zero. The array is broadcastable to the
+    codes.
+    """
     if scale.size == 1 or not nonzero.size:
         return np.asarray(nonzero.any())
     if not block:
@@ -298,7 +306,7 @@ def _is_group_nonzero(nonzero: Array, scale: Array, axis: int, block: int) -> Ar
 
 
 def _is_relu_range(zero: Array, kind: np.dtype[Any]) -> bool:
-    """Return whether a range begins at 0, which is how ReLU is written without a node."""
+    """Return whether a range begins at 0. Such a range expresses a ReLU without a node."""
     return "int" in kind.name and bool(np.all(zero == finite_limits(kind)[0]))
 
 
@@ -309,7 +317,7 @@ def _mask_range_ends(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
 
 
 def _clip_beyond_one_step(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
-    """Clip unrounded codes that lie more than a step outside their range; a smaller excess is due to rounding."""
+    """Clip unrounded codes that lie more than a step outside their range. Rounding explains a smaller distance."""
     low, high = finite_limits(kind)
     room = _ROOM * _code_spacing(np.asarray(high), kind)
     codes = np.where(codes > high + room, high, codes)
@@ -327,7 +335,7 @@ def _code_spacing(steps: Array, kind: np.dtype[Any]) -> Array:
 
 
 class QuantizedRunner(OnnxFloat64Runner):
-    """Quantized file in float64. ``infer`` rounds as the file does; ``run_with_draw`` rounds differently.
+    """Runner of a quantized file in float64. ``infer`` rounds as the file does; ``run_with_draw`` rounds differently.
 
     Raises:
         GraphError: a function that the file calls can't be inlined.
@@ -337,7 +345,8 @@ class QuantizedRunner(OnnxFloat64Runner):
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         rows = [function_op_row(n.domain, n.op_type) for n in proto.graph.node]
-        # Functions that quantize are inlined, because the rounding of nodes can be drawn.
+        # Functions that quantize are inlined, because roundings can be drawn only for nodes, not for calls of
+        # functions.
         if any(row is not None and row.quantizes for row in rows):
             proto = copy_model(proto)
             calls = [n for n, row in zip(proto.graph.node, rows, strict=True) if row is not None and row.quantizes]
@@ -384,7 +393,7 @@ class QuantizedRunner(OnnxFloat64Runner):
         return self._exact
 
     def list_saturations(self) -> list[Saturation]:
-        """List the values that the quantizers of data received in all plain runs so far.
+        """List which values the quantizers of activations received in all plain runs so far.
 
         Returns:
             One record per quantizer, in the file's order.
@@ -401,7 +410,7 @@ class QuantizedRunner(OnnxFloat64Runner):
         return frozenset(self._evaluator.clipped)
 
     def reset_saturations(self) -> None:
-        """Forget the saturations recorded so far."""
+        """Delete the saturations recorded so far."""
         self._evaluator.seen.clear()
 
     def run_all_tensors(self, feeds: Arrays, draw: RoundingDraw) -> dict[str, Array]:

@@ -1,15 +1,17 @@
-"""Bound the error that rounded source coordinates cause in a resized tensor.
+"""Bound the error that rounding of the source coordinates causes in a resized tensor.
 
-Output i of a linear or cubic Resize of n elements to m lies at a source coordinate c:
+A linear or cubic Resize of n elements to m elements reads output i at a source coordinate c:
 
     c = (i + ½)·n/m − ½    or    c = i·(n − 1)/(m − 1)
 
-Kernels compute it in float32: the scale, its product and the difference are rounded, each by up to u·c. So c is off by
-up to 3u·c, and the output by as much times the slope between the neighbors there. The error is zero if n/m is a power
-of two, and otherwise larger than the rounding of the result.
+Kernels compute c in float32. They round the scale, the product with the scale, and the difference. Each rounding is at
+most u·c, where u is the unit roundoff. So the error of c is up to 3u·c, and the error of the output is up to 3u·c times
+the slope between the neighbors. This error is zero if n/m is a power of two, and otherwise larger than the rounding of
+the result.
 
-An antialiased Resize to fewer elements stretches its kernel by n/m, so it reads neighbors as many times farther away.
-Its weights sum to 1, so a shift of the coordinate moves the output by no more than the steepest slope among them.
+An antialiased Resize to fewer elements stretches its kernel by n/m, so it reads neighbors n/m times farther away. The
+kernel's weights sum to 1, so a shift of the coordinate moves the output by no more than the shift times the steepest
+slope among these neighbors.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import numpy as np
 
 from ..evaluate.evaluator_core import Array
 
-# Roundings of a coordinate.
+# Number of roundings in the computation of a coordinate.
 _ROUNDINGS = 3.0
-# Neighbors on either side whose difference may count: a cubic kernel reads four elements.
+# Number of neighbors on either side that an output depends on: a cubic kernel reads four elements.
 _REACH = 2
 
 
@@ -30,10 +32,10 @@ def resize_error_bound(x: Array, shape: Sequence[int], unit: float, *, antialias
     """Bound the error of each element of the resized ``x``.
 
     Args:
-        x: the tensor before the resize, of as many dims as ``shape``.
+        x: the tensor before the resize. It has as many dims as ``shape``.
         shape: shape of the result.
         unit: the unit roundoff of the coordinates.
-        antialias: stretch the kernel along axes that shrink.
+        antialias: True if the kernel is stretched along axes that shrink.
 
     Returns:
         float64 array of ``shape``.
@@ -62,7 +64,7 @@ def resize_error_bound(x: Array, shape: Sequence[int], unit: float, *, antialias
 
 
 def _largest_slope(x: Array, axis: int, reach: int) -> Array:
-    """Return the largest difference of neighbors among ``reach`` elements on either side along ``axis``.
+    """Return the largest difference of adjacent elements among ``reach`` elements on either side along ``axis``.
 
     Returns:
         Array of the shape of ``x``; 0 for differences that are not finite.

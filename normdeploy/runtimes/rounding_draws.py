@@ -15,17 +15,18 @@ from ..evaluate.evaluator_core import Array
 
 @dataclass
 class Saturation:
-    """Values that one quantizer of data received so far; true if it clips.
+    """Range of the values that one quantizer of activations received so far. The record is true if the quantizer clips.
 
     Attributes:
-        node: the quantizer.
+        node: name of the quantizer.
         tensor: the tensor that is quantized.
-        ends: ends of the range as real numbers; NaN if each channel has its own scale.
+        ends: lower and upper end of the quantizer's range as real numbers; NaN if each channel has its own scale.
         least: the least finite value seen.
         largest: the largest finite value seen.
         share: fraction of elements outside the range in the worst run.
-        beyond: the largest excess, in steps; if the range begins at 0, only above it, since the lower end is a ReLU.
-        used: the largest fraction of the range's width that any run used.
+        beyond: the largest distance of a value from the range, in steps. If the range begins at 0, only values above
+            the range count, since clipping at 0 is a ReLU.
+        used: the largest fraction of the range's width that the values of one run span.
     """
 
     node: str
@@ -58,12 +59,13 @@ class RoundingDraw:
     Attributes:
         activations: None rounds as the file does, "exact" does not round, and a seed draws the roundings.
         weights: None keeps the stored codes; a seed draws weights that round to them.
-        held: replacements by output tensor. For a DequantizeLinear: its value, or None for the tensor that was
-            quantized before it, unrounded (only in `QuantizedRunner.run_all_tensors`, which keeps every tensor). For an
-            integer product: the codes to read as its weight. For a QuantizeLinear: None, to neither round nor clip
-            except for ReLU.
-        clips: clip codes more than a step outside their range; False clips only for ReLU. It has no effect if
-            activations round as the file does.
+        held: name of a node's output -> replacement. For a DequantizeLinear, the replacement is the value of the
+            output. None selects the unrounded tensor before quantization instead (only in
+            `QuantizedRunner.run_all_tensors`, which keeps every tensor). For an integer product, the replacement is the
+            codes of its weight. For a QuantizeLinear, the replacement is None: rounding and all clipping except that of
+            a ReLU are left out.
+        clips: True clips codes that lie more than a step outside their range. False clips only for a ReLU. The field
+            has no effect if activations round as the file does.
         width: factor on the drawn roundings.
     """
 

@@ -1,20 +1,21 @@
-"""Put the roundings of the model's own dtype back into the float64 reference at random.
+"""Run the float64 reference with random roundings of the size that the model's own dtype causes.
 
-The runs show how far a correct evaluation may be off, and in which outputs.
+Such runs show how large the error of a correct evaluation may be, and in which outputs.
 
-Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r| + a), with ξ uniform in [−1, 1], drawn for
-each element. Operators with several roundings inside (sums, matrix products, norms, transcendental functions) also have
-their operands disturbed, x·(1 + u·ξ). Large parameters, such as weight matrices, are not changed: the roundings of the
-other operand cover theirs. a is 0 except for functions whose common formulas lose relative accuracy: a sigmoid near 0
-is as exact as 1, and a gelu of x is as exact as x.
+Every rounded result r becomes r + u·ξ·(|r| + a), where u is the unit roundoff of its type. ξ is uniform in [−1, 1] and
+drawn for each element. For operators with several roundings inside (sums, matrix products, norms, transcendental
+functions), each operand x also becomes x·(1 + u·ξ). Large parameters, such as weight matrices, are not changed, because
+the disturbance of the other operand has the same effect. The term a is 0 except for functions whose common formulas
+lose relative accuracy. A sigmoid near 0 has the absolute error of a result near 1 (a = 1), and a gelu of x has the
+absolute error of x (a = |x|).
 
-A float32 kernel adds up a row in a few running sums. If its elements are alike (a zero image after a convolution with a
-bias), these lose digits step by step in one direction: n·u instead of √n·u in the worst case (Higham, Accuracy and
-Stability of Numerical Algorithms, 2002, section 4.2). This depends on the data, so it is computed: `float32_sum_error`
-adds the row up as such a kernel does.
+A float32 kernel adds up a row in a few running sums. If the elements of the row are nearly equal (a zero image after a
+convolution with a bias), most roundings of the running sums go in the same direction. The error is n·u instead of √n·u
+in the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2). This error depends on the
+data, so `float32_sum_error` computes it: it adds the row up as such a kernel does.
 
-A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). Its roundings are as large in a bin
-that cancels as in any other of the frame.
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). All bins of a frame have the same
+rounding error, even bins in which the products cancel.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def split_op_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Moves, selections of operands, and sign changes round nothing.
+# Operators that do not round: they move or select elements or change signs.
 _EXACT = split_op_names("""
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
     movedim t mT numpy_T contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as
@@ -61,30 +62,31 @@ _EXACT = split_op_names("""
     ne lt le gt ge logical_not
     """)
 _ONE_ROUNDING = split_op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
-# IEEE 754 rounds these correctly. A result that fits in a dozen bits is then exact, and hardly by chance.
+# Operators that IEEE 754 requires to be correctly rounded. If the result of such an operator fits in a dozen bits, it
+# is taken as exact, because a rounded result rarely has so few bits.
 _CORRECTLY_ROUNDED = split_op_names("add sub rsub mul div true_divide square")
-# Absolute accuracy, relative to 1, the largest value of these functions.
+# Operators whose absolute error is about u·1. The largest value of these functions is 1.
 _AS_ONE = split_op_names("""
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
     atan lstm gru rnn lstm_cell gru_cell rnn_tanh rnn_relu
     """)
-# Their gates are as exact as 1, and they multiply the state.
+# Recurrent operators. Their gates have an absolute error of about u and multiply the state.
 _RECURRENT = split_op_names("lstm gru lstm_cell gru_cell")
-# Absolute accuracy, relative to the operand.
+# Operators whose absolute error is about u·|operand|.
 _AS_OPERAND = split_op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
-# Equal values may come in any order, so noise separates them.
+# Operators that order values. Equal values may come in any order, so noise separates them.
 _ORDERS = split_op_names("topk sort argsort argmax argmin kthvalue")
 _ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1"}
 _ALIASES |= {"special_log1p": "log1p", "special_log_softmax": "log_softmax", "special_softmax": "softmax"}
-# Separates zeros; any other number absorbs it.
+# Absolute noise that separates equal zeros. It is too small to change any other number.
 _APART = 1e-300
-# Common operands make these ops return numbers below the smallest normal one.
+# Operators that return numbers below the smallest normal number even for ordinary operands.
 _UNDERFLOWING = split_op_names("exp exp2 softmax _softmax sigmoid mul div true_divide pow square prod silu gelu erfc")
 _NORMS = split_op_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm")
 _RESIZES = split_op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
 _ANTIALIASED = split_op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
 _SUMS = split_op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
-# Parameters with more elements are not disturbed.
+# Maximum number of elements of a parameter that is disturbed.
 _SMALL = 2**16
 FLOAT16 = UNIT_ROUNDOFF["float16"]
 FLOAT32 = UNIT_ROUNDOFF["float32"]
@@ -99,8 +101,8 @@ class RoundingRunner(Float64Runner):
         """Run the model once with random roundings, different ones for each ``seed``.
 
         Args:
-            half: for files in half precision, the dtype whose roundings replace those of float32; None: the model's own
-                dtypes.
+            half: for files in half precision, the dtype whose roundings replace those of float32. None uses the
+                roundings of the model's own dtypes.
 
         Returns:
             Output name -> array; floating outputs are float64.
@@ -109,7 +111,7 @@ class RoundingRunner(Float64Runner):
             InputError, NormdeployError: as for ``infer``.
         """
         plain = self._interpreter
-        # Kernels for half precision differ in which results they round at all.
+        # In half precision, kernels differ in which intermediate results they round.
         if half is None:
             settled = self._settled
         else:
@@ -141,7 +143,7 @@ class _RoundingInterpreter(WideningInterpreter):
             The node's value.
         """
         schema = getattr(n.target, "_schema", None)
-        # An operator that writes to its operand has no separate result.
+        # An operator that writes to its operand has no separate result to disturb.
         if schema is None or schema.is_mutable:
             self._op = ""
         else:
@@ -193,7 +195,8 @@ class _RoundingInterpreter(WideningInterpreter):
         # Each partial sum is rounded, and its error stays in all later sums.
         if self._op == "cumsum":
             return result + super().call_function(target, (self._rounding_noise(result), *args[1:]), kwargs)
-        # The inverse is linear in its frames; it divides their overlap by that of the windows.
+        # The inverse transform is linear in its frames: it divides the sum of the overlapping frames by the sum of the
+        # overlapping windows.
         if self._op == INVERSE_SHORT_TIME:
             noise = self._complex_rounding_noise(args[0], frame_roundings(args[0], args[0], [args[0].dim() - 2]))
             return result + super().call_function(target, (noise, *args[1:]), kwargs)
@@ -205,7 +208,7 @@ class _RoundingInterpreter(WideningInterpreter):
         if isinstance(result, torch.Tensor) and result.is_complex():
             return result + self._complex_rounding_noise(result, result.abs())
         if self._op in _NORMS and args[0].is_floating_point():
-            # The native forms also return their statistics.
+            # The native forms of a norm also return the statistics.
             if isinstance(result, tuple):
                 result = (result[0] + self._statistics_noise(args, result[0]), *result[1:])
             else:
@@ -238,10 +241,10 @@ class _RoundingInterpreter(WideningInterpreter):
             if self._op in _RECURRENT:
                 size += _largest_initial_state(self._op, args)
         elif self._op == "glu":
-            # The sigmoid inside is as exact as 1, and multiplies the other half.
+            # The sigmoid has an absolute error of about u and multiplies the other half of the operand.
             size = value.abs() + args[0].chunk(2, args[1] if len(args) > 1 else -1)[0].abs()
         moved = self._rounding_noise(size)
-        # A factor such as 0.1 is rounded itself.
+        # A factor such as 0.1 is itself rounded, so the result is not exact.
         exact = all(float(np.float32(a)) == a for a in args if isinstance(a, float))
         if self._op in _CORRECTLY_ROUNDED and self._unit in _SHORT and exact:
             moved.masked_fill_(value == value.to(_SHORT[self._unit]).to(value.dtype), 0.0)
@@ -251,8 +254,8 @@ class _RoundingInterpreter(WideningInterpreter):
         return moved
 
     def _coordinate_noise(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Draw the error that rounded source coordinates cause in a resize; kernels compute them in float32 for any
-        data type.
+        """Draw the error that rounding of the source coordinates causes in a resize. Kernels compute coordinates in
+        float32 for any data type.
         """
         unit = min(self._unit, FLOAT32)
         antialias = self._op in _ANTIALIASED
@@ -288,7 +291,7 @@ class _RoundingInterpreter(WideningInterpreter):
             weight = None if scale is None else scale.reshape(-1, *[1] * (x.dim() - 2))
         if not rows.numel():
             return torch.zeros_like(result)
-        # instance_norm also has a momentum, before the epsilon.
+        # instance_norm also has a momentum, whose argument precedes the epsilon.
         floats = [a for a in args[3:] if isinstance(a, float)]
         if floats:
             epsilon = floats[-1]
@@ -306,15 +309,15 @@ class _RoundingInterpreter(WideningInterpreter):
         return away * weight
 
     def _rounding_noise(self, value: torch.Tensor) -> torch.Tensor:
-        """Return u·ξ·value with ξ in [−1, 1] for each element; 0 for values that are not finite, which rounding does
-        not change.
+        """Return u·ξ·value, with ξ in [−1, 1] drawn for each element. Return 0 for values that are not finite, because
+        rounding does not change them.
         """
         drawn = torch.from_numpy(np.asarray(self._rng.random(tuple(value.shape))))
         return drawn.sub_(0.5).mul_(2 * self._unit).mul_(value).nan_to_num_(0.0, 0.0, 0.0)
 
     def _complex_rounding_noise(self, value: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-        """Draw as `_rounding_noise`, separately for real and imaginary part: a product rounds both in proportion to
-        |value|.
+        """Draw as `_rounding_noise` does, but separately for real and imaginary part. A complex product rounds both
+        parts in proportion to |value|.
         """
         parts = [self._rounding_noise(torch.where(torch.isfinite(value), level, 0.0)) for _ in range(2)]
         return torch.complex(*parts)
@@ -323,7 +326,9 @@ class _RoundingInterpreter(WideningInterpreter):
         return torch.from_numpy(np.asarray(self._rng.random(tuple(value.shape)))).mul_(2).sub_(1)
 
     def _coarsest_unit(self, values: Any) -> float:
-        """Return the unit roundoff of the coarsest floating dtype among a node's results, 0 if there is none."""
+        """Return the unit roundoff of the coarsest floating dtype among a node's results; 0 if no result is
+        floating.
+        """
         if isinstance(values, list | tuple):
             every = values
         else:
@@ -340,7 +345,7 @@ class _RoundingInterpreter(WideningInterpreter):
 
 
 def sum_roundings(terms: float) -> float:
-    """Estimate the roundings of a sum of n terms of one size that are added one after another.
+    """Estimate the rounding error of n terms of equal size that are added one after another.
 
     Returns:
         √n/3 (root mean square), at least 1, in units of u times the result.
@@ -355,7 +360,7 @@ def float32_sum_error(rows: np.ndarray) -> np.ndarray:
     loses just as much.
 
     Returns:
-        Absolute errors in float64: (…, n) gives (…, 1); 0 if a sum is not finite.
+        Absolute errors in float64: shape (…, n) gives (…, 1). The error is 0 if a sum is not finite.
     """
     n = rows.shape[-1]
     if not n:
@@ -370,7 +375,7 @@ def float32_sum_error(rows: np.ndarray) -> np.ndarray:
 
 
 def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
-    """Compute `float32_sum_error` of a sum or mean over ``axes`` (all axes if empty).
+    """Compute `float32_sum_error` of a sum or mean over ``axes``; empty ``axes`` mean all axes.
 
     Returns:
         One number for each result, in the order of the other axes.
@@ -385,13 +390,14 @@ def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> n
 
 
 def statistics_error(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the error of a row's normalized elements for statistics in the dtype of ``unit``.
+    """Bound the error of a row's normalized elements if the statistics are computed in a dtype of unit roundoff
+    ``unit``.
 
     Args:
         rows: (…, n), normalized over the last axis.
 
     Returns:
-        The common error of all elements and the error in proportion to x − mean, each (…, 1).
+        Two arrays (…, 1): an error that all elements share, and an error that is multiplied by x − mean.
     """
     n = rows.shape[-1]
     with np.errstate(all="ignore"):
@@ -409,8 +415,8 @@ def statistics_error(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.
 def _largest_initial_state(op: str, args: Any) -> float:
     """Return the largest finite magnitude in the initial states of a recurrent op.
 
-    They are its second operand: a tensor, or a list of two. The LSTM of `normdeploy.loading.recurrent_ops` takes two
-    tensors instead.
+    The states are the op's second operand: a tensor, or a list of two tensors. The LSTM of
+    `normdeploy.loading.recurrent_ops` takes the two tensors as separate operands instead.
     """
     if op == "lstm" and isinstance(args[2], torch.Tensor):
         states = args[1:3]

@@ -1,9 +1,9 @@
-"""Keep TensorRT-RTX's runtime cache in a file beside the engine: kernels compiled for this GPU at an engine's first
-run.
+"""Keep TensorRT-RTX's runtime cache in a file in the engine's folder. The cache holds the kernels that the library
+compiles for this GPU at an engine's first run.
 
 The library compares the file with the GPU, the driver and its own version, and rejects a file that differs
 (``IRuntimeCache.deserialize``). The file is replaced whole, and only if there are new kernels. If two runners write at
-once, the last one wins.
+the same time, the file of the last writer remains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def default_cache_path(engine: PathLike) -> Path:
     """Return the default path of an engine's cache: the engine's path with the suffix ".runtime-cache".
 
     Returns:
-        Path beside the engine.
+        Path in the engine's folder.
     """
     path = Path(engine)
     return path.with_name(path.name + SUFFIX)
@@ -36,12 +36,13 @@ class RuntimeCache:
     Args:
         engine: the engine file.
         runtime: "tensorrt-rtx", or "tensorrt", which has no such cache.
-        wanted: None reads the file beside the engine if it exists and writes nothing. True also writes it when the
-            runner is closed. A path names another file to read and write. False uses no cache.
+        wanted: None reads the cache at the default path if the file exists, and writes nothing. True reads that file
+            too, and writes it when the runner is closed. A path names another file to read and write. False uses no
+            cache.
 
     Raises:
         InputError: a cache is requested with an engine for TensorRT, or would replace the engine.
-        NormdeployError: its path can't be written.
+        NormdeployError: the cache's path can't be written.
     """
 
     def __init__(self, engine: PathLike, runtime: str, wanted: Wanted) -> None:
@@ -67,7 +68,7 @@ class RuntimeCache:
         """Give the cache to an IRuntimeConfig.
 
         Returns:
-            The reason why the file was not used; "" or None if it was used or there is none.
+            The reason why the file was not used; "" or None if the file was used or does not exist.
         """
         if not self._reads or not (self._writes or self.path.is_file()):
             return None
@@ -84,7 +85,7 @@ class RuntimeCache:
         return warning
 
     def save(self) -> None:
-        """Write the compiled kernels if the cache is to be written and has changed."""
+        """Write the compiled kernels to the file, if the user requested this and the cache has changed."""
         if self._cache is None or not self._writes:
             return
         now = bytes(self._cache.serialize())

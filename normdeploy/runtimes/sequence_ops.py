@@ -1,4 +1,4 @@
-"""Compute ops on ONNX sequences, which are lists of arrays here (https://onnx.ai/onnx/operators)."""
+"""Compute ops on ONNX sequences as https://onnx.ai/onnx/operators defines them. A sequence is a list of arrays here."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _concat_from_sequence(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 
 def _split_to_sequence(inputs: Sequence[Any], attrs: Attrs) -> list[Array]:
-    """Split along an axis: into parts of size 1 (``keepdims`` may drop the axis), of one given size, or of listed
-    sizes.
+    """Split along an axis: into parts of size 1 (``keepdims`` may drop the axis), parts of one given size, or parts of
+    the listed sizes.
     """
     x = np.asarray(inputs[0])
     axis = attrs.get("axis", 0)

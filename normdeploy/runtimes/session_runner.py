@@ -1,4 +1,4 @@
-"""Run ONNX files in onnxruntime, bound to the memory of the caller's arrays."""
+"""Run ONNX files in onnxruntime directly on the memory of the caller's arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .cuda_stream import CudaStream
 
-# onnxruntime's gpu_graph_id for a run that neither records nor replays.
+# Value of onnxruntime's gpu_graph_id for a run that neither records nor replays a graph.
 _NO_GRAPH = "-1"
 _FLOATS = (
     f"onnxruntime runs with the session option {'='.join(*FLOAT_OPERANDS.items())}, as in verify: by default it may "
@@ -42,19 +42,20 @@ class SessionRunner(LiveRunner):
     """ONNX file, opened for inference.
 
     Args:
-        path: the file; external weights lie beside it.
+        path: the file. External weights must be in its folder.
         provider: "cpu" or "cuda".
         device: number of the GPU.
         stream: the CUDA stream to run on (see ``CudaStream``).
-        cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is
-            closed.
-        threads: threads of one operator on the CPU, which do not spin between runs; 0: onnxruntime's default, one for
-            each core.
+        cuda_graph: True to record the run as a CUDA graph. There is one graph for each combination of input shapes, and
+            graphs are kept until the runner is closed.
+        threads: number of threads of one operator on the CPU. They do not busy-wait between runs. 0 takes onnxruntime's
+            default, one thread per core.
 
     Raises:
         GraphError: onnxruntime refuses the file.
-        RuntimeCrash: it crashes on the file (`crash_check`).
-        RuntimeUnavailable: it has no kernel for an operator in its type, or the provider does not work here.
+        RuntimeCrash: onnxruntime crashes on the file (`crash_check`).
+        RuntimeUnavailable: onnxruntime has no kernel for an operator in the operator's type, or the provider does not
+            work here.
         InputError: an input or output of the model is not a tensor of numbers.
     """
 
@@ -75,9 +76,9 @@ class SessionRunner(LiveRunner):
                 "user_compute_stream": str(self._cuda.handle),
                 "enable_cuda_graph": str(int(cuda_graph)),
             }
-        # Spinning threads would occupy cores between runs.
+        # Threads that busy-wait would occupy cores between runs.
         entries = {"session.force_spinning_stop": "1"} if threads else {}
-        # `verify` sets this option for such files too.
+        # `verify` sets the same option for these files, so `verify` and this runner run the same kernels.
         if provider == "cpu" and os.path.isfile(path) and rounds_float_operands(path):
             entries |= FLOAT_OPERANDS
             self.notes = (_FLOATS,)
@@ -144,7 +145,7 @@ class SessionRunner(LiveRunner):
             if cuda is not None:
                 cuda.synchronize()
 
-        # The binding holds only addresses, so the function keeps the tensors alive.
+        # The binding holds only addresses, so the returned function keeps the tensors alive.
         run_once.held = held  # type: ignore[attr-defined]
         return run_once
 
@@ -175,12 +176,12 @@ class SessionRunner(LiveRunner):
             raise InputError(f"{self.name} does not run the model on these inputs: {error}") from error
 
     def _replay_graph(self, tensors: Tensors, graphs: dict[tuple[torch.Size, ...], _SessionGraph]) -> Tensors:
-        """Run in the fixed buffers of a recorded graph and copy the outputs on the GPU."""
+        """Run in the fixed buffers of a recorded graph, then copy the outputs to new memory on the GPU."""
         assert self._cuda is not None
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in graphs:
             sample = {name: tensor.to(self._cuda.device, copy=True).contiguous() for name, tensor in tensors.items()}
-            # The first run gives the outputs' shapes.
+            # A run without a graph comes first, to find the shapes of the outputs.
             graphs[key] = _SessionGraph(self, len(graphs), sample, self._run_bound(sample, "cuda"))
         return graphs[key](tensors)
 
@@ -203,7 +204,9 @@ class SessionRunner(LiveRunner):
             ) from error
 
     def _run_options(self, graph: str) -> ort.RunOptions | None:
-        """Return the options of a run; None if there are none, because a run with options takes 50 µs longer (1.31)."""
+        """Return the options of a run. They are None without CUDA graphs, because options make a run 50 µs longer
+        (onnxruntime 1.31).
+        """
         if self._graphs is None:
             return None
         options = ort.RunOptions()
@@ -254,7 +257,7 @@ def _open_cuda(device: int, stream: Any) -> CudaStream:
 def _tensor_from_ort(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
     import torch
 
-    # The wrapper's own __dlpack__ rejects the arguments that torch passes.
+    # The __dlpack__ of onnxruntime's Python wrapper rejects the arguments that torch passes.
     tensor = torch.from_dlpack(value._ortvalue)
     # onnxruntime exports bool as uint8.
     return tensor.view(torch.bool) if spec.dtype == "bool" else tensor

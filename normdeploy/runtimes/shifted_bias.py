@@ -1,13 +1,13 @@
-"""Handle layers whose input is shifted before it is quantized and whose bias compensates the shift.
+"""Recompute the bias of layers whose input is shifted before quantization and whose bias compensates the shift.
 
-Such a file (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s), V the stored
-weight. A model whose weights are V + ξ, which round to the same codes, has the bias b + ξ·(t/s). So another draw of the
-weights means another bias. b is a float32 number and so are the terms of its sum: up to u·Σ|V|·|t/s|, u = 2⁻²⁴, of it
-is rounding.
+Such a layer (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b, with the bias b = c + V·(t/s). V
+is the stored weight, t the shift, s the scale and c the original bias. If weights V + ξ are drawn that round to the
+same codes, the bias must be b + ξ·(t/s). So each draw of the weights needs another bias. b and the terms of its sum are
+float32 numbers, so b contains a rounding error of up to u·Σ|V|·|t/s|, u = 2⁻²⁴.
 
-Files of other writers have the bias c + W·(t/s) with original weights W that are unknown here, and they contain ξ·((x −
-t)/s) in full. So only biases that the file records are treated this way. A wrong record makes the allowed error
-smaller, never larger.
+In files of other tools, the bias is c + W·(t/s) with the original weights W, which are unknown here. The outputs of
+these files contain the whole error ξ·((x − t)/s). So only a bias that the file's own record lists is recomputed. A
+wrong record makes the allowed error smaller, never larger.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtr
 def find_quantizer_shifts(graph: Float64Evaluator) -> dict[str, Array]:
     """Find layers with a shifted input and a recorded bias.
 
-    Considered are MatMul and Gemm nodes whose weight is a matrix and whose weight and bias no other node reads.
+    These layers are MatMul and Gemm nodes. Their weight is a matrix, and no other node reads their weight or bias.
 
     Returns:
-        Layer output -> t/s, float64 [input channels]; 0 for channels that the record lists as not compensated by the
-        stored weight.
+        Layer output -> t/s, float64 [input channels]; 0 for channels whose shift the stored weight does not compensate,
+        according to the record.
     """
     recorded = read_recorded_biases(graph.proto)
     if not recorded:
@@ -83,7 +83,7 @@ def _is_transposed(node: onnx.NodeProto) -> bool:
 def _weight_shape(
     graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]
 ) -> tuple[int, ...]:
-    """Return the shape of the weight's codes; () if they are not a matrix or another node reads them."""
+    """Return the shape of the weight's codes; () if the codes are not a matrix or another node reads them."""
     made = _producer(graph, node.input[1])
     if made is not None and made.op_type == DEQUANTIZE:
         codes = graph.weights.get(made.input[0])
@@ -97,7 +97,7 @@ def _weight_shape(
 
 
 def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> str:
-    """Return the name of a layer's bias; "" if it has none or another node reads it."""
+    """Return the name of a layer's bias; "" if the layer has no bias or another node reads the bias."""
     if node.op_type == "Gemm":
         plain = not any(a.name == "transA" and a.i for a in node.attribute) and len(node.input) > 2
         names: Sequence[str]
@@ -121,7 +121,7 @@ def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str,
 def _quantizer_shift(graph: Float64Evaluator, name: str) -> Array | None:
     """Return t/s for ``name`` = dequantized(quantized((x − t)/s)), or None if x is not shifted.
 
-    The ops before the quantizer map zero to −t/s, so they are applied to zero and the sign is changed.
+    For x = 0, the ops before the quantizer compute −t/s. So t/s is this result with its sign changed.
     """
     for op in (DEQUANTIZE, QUANTIZE):
         made = _producer(graph, name)

@@ -1,7 +1,8 @@
-"""Search for sizes at which a file runs if none are given and the default guesses fail.
+"""Search for sizes at which a file runs, if the user gives no sizes and the default sizes fail.
 
-A convolutional net needs as many pixels as its kernels span; a net that halves them five times needs a multiple of 32;
-an audio net needs a window of samples. Some files name a batch dim but run only with a batch of one.
+A convolutional net needs at least as many pixels as its kernels span. A net that halves the image five times needs a
+multiple of 32. An audio net needs a full window of samples. Some files name a batch dim but run only with a batch of
+one.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from ..inputs.input_cases import count_elements
 from ..model import ModelSignature
 
-# Small steps first, then typical sizes of images (224), audio windows (400, 512) and a second of audio (16,000).
+# Sizes to try: small powers of two, typical sizes of images (224) and audio windows (400, 512), and a second of audio
+# (16,000).
 _SIZES = (16, 32, 64, 128, 224, 256, 400, 512, 1024, 4096, 16_000, 2**15)
-# Limit of input elements: a batch of two 512 by 512 images with three channels, rounded up.
+# Maximum number of elements of an input: a batch of two 512 by 512 images with three channels, rounded up.
 _MOST = 2**21
 
 
@@ -23,9 +25,9 @@ def find_runnable_sizes(
     """Search for sizes of the dims ``guessed`` at which the model runs.
 
     Args:
-        model: dims that are not ``guessed`` keep their usual sizes.
-        guessed: names of dims.
-        runs: returns whether the model runs at given sizes.
+        model: description of the model. Its dims that are not ``guessed`` keep their usual sizes.
+        guessed: names of the dims whose sizes to search.
+        runs: function that returns whether the model runs at given sizes.
 
     Returns:
         Dim name -> size; {} if the usual sizes work or no sizes are found.
@@ -42,8 +44,8 @@ def find_runnable_sizes(
 def _iter_other_sizes(model: ModelSignature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
     """Yield other sizes to try.
 
-    First a batch of one, which many files fix. Then larger and larger sizes: of all dims but the batch (which is 2 or
-    1), and of all dims.
+    The first try is a batch of one, because many files run only with such a batch. Then come increasing sizes: first
+    for all dims except the batch, which is 2 or 1, and then for all dims.
     """
     first = {dim.name for spec in model.inputs for dim in spec.shape[:1]}
     inner = [name for name in guessed if name not in first]

@@ -28,7 +28,7 @@ DTYPES = (
 def as_tensor(name: str, value: Any) -> torch.Tensor:
     """View an array as a torch tensor over the same memory.
 
-    A copy is made only of numpy arrays that torch can't view: big-endian ones and those with negative strides.
+    Only numpy arrays that torch can't view are copied: big-endian arrays and arrays with negative strides.
 
     Args:
         name: the input's name, for errors.
@@ -60,8 +60,8 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
 
 
 class _WritableArray:
-    """View of the same memory without numpy's read-only flag, of which torch warns; runners do not write to their
-    inputs.
+    """View of a numpy array without its read-only flag, because torch warns about the flag. Runners do not write to
+    their inputs.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -126,7 +126,7 @@ def check_array_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[Ten
     """Check numpy feeds as ``check_tensor_feeds`` does, without torch.
 
     Returns:
-        Input name -> array; a copy if it was not contiguous or in another byte order.
+        Input name -> array; a copy if the array was not contiguous or in another byte order.
 
     Raises:
         InputError: as for ``check_tensor_feeds``.
@@ -174,7 +174,7 @@ def select_profile(
     Args:
         runner: its name, for errors.
         count: number of profiles.
-        named: profile that the user named, or None.
+        named: index of the profile that the user selected, or None.
 
     Returns:
         ``named``, or the first of ``count`` profiles that admits every shape.
@@ -200,7 +200,7 @@ def select_profile(
 
 
 def match_input_types(feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Convert outputs to numpy arrays if every input was one.
+    """Convert outputs to numpy arrays if every input was a numpy array.
 
     Returns:
         Output name -> numpy array or tensor.

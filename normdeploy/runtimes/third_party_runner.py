@@ -1,14 +1,16 @@
-"""Run files in runtimes of other installed packages, found by the entry points ``normdeploy.runtimes``.
+"""Run files in runtimes that other installed packages provide through the entry point group ``normdeploy.runtimes``.
 
     [project.entry-points."normdeploy.runtimes"]
     acme = "acme.runtime:AcmeRunner"
 
-The object is called with the path of an ONNX file (pathlib.Path; its weights may lie beside it) and returns a
-`normdeploy.runtimes.Runner`. Its ``infer`` takes one numpy array for each input and returns one for each output, by
-name. ``verify``, ``bench`` and ``run`` use the runtime only if its name is given (``--runner acme``).
+The object is called with the path of an ONNX file (pathlib.Path), whose weights may be in other files of the folder. It
+returns a `normdeploy.runtimes.Runner`. The runner's ``infer`` takes a numpy array for each input and returns a numpy
+array for each output, by name. ``verify``, ``bench`` and ``run`` use the runtime only if its name is given (``--runner
+acme``).
 
-It may raise RuntimeUnavailable if its device or library is missing, GraphError if it refuses the file, and InputError
-if it does not run the model on the given inputs. Anything else counts as an error of the package.
+The object and its runner may raise three errors: RuntimeUnavailable if a device or library is missing, GraphError if
+they refuse the file, and InputError if they can't run the inputs. Any other exception counts as an error of the
+package.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def third_party_title(extension: Extension) -> str:
 
 
 class ThirdPartyRunner(LiveRunner):
-    """ONNX file in a package's runtime.
+    """Runner of an ONNX file in the runtime of an installed package.
 
     Raises:
         InputError: no package provides the runtime, or the file is not ONNX.
@@ -94,7 +96,7 @@ class ThirdPartyRunner(LiveRunner):
         self._runner: Runner = self._call_package("can't be entered", runner.__enter__) or runner
 
     def _call_package(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Return ``function(*args)``; errors name the package."""
+        """Return ``function(*args)``. Errors of the package's code become errors that name the package."""
         try:
             return function(*args)
         except _ITS_OWN as error:

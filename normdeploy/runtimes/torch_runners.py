@@ -1,7 +1,8 @@
 """Run the exported graph in torch: in the model's own dtype, and in float64 as the reference of every comparison.
 
-``program.module()`` is not used. It would run the guards that a file contains, and its ``.double()`` leaves dtypes
-written in the graph unchanged (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
+``program.module()`` is not used, because it would run the guards that a file contains. Also, ``.double()`` on its
+result does not change dtypes that are written in the graph. LLaMA's norm, for example, would still compute in float32
+inside, with an error of 1.5e-7.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..inputs.array_conversion import check_feeds, to_numpy, to_torch
 from ..loading.live_module import copy_module
 from ..loading.program_signature import user_outputs, with_constant_inputs
 from ..loading.torch_state import preserve_torch_state
+from ..loading.transformers_switches import omit_caches
 from ..model import LoadedModel
 from ..types import Arrays
 from . import HeldRunner, RunResult
@@ -37,7 +39,7 @@ from .dtype_widening import half_dtype_map, saturate_fills, saturate_to_half, wi
 from .fake_quantize import fake_quantize_float64
 from .fourier_error import spread_nan
 
-# Values of ``--precision``.
+# Value of ``--precision`` -> dtype.
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -68,7 +70,7 @@ class _TorchRunner(HeldRunner):
             if spec.kind == InputKind.USER_INPUT:
                 arguments.append(next(given))
             else:
-                # Every call begins from the loaded values, even if the graph writes to them.
+                # Copy values that the graph writes to, so that every call begins from the loaded values.
                 value = lifted[spec.arg.name]
                 arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
         return arguments
@@ -119,9 +121,10 @@ class EagerRunner(_TorchRunner):
 
 
 class ModuleRunner(_TorchRunner):
-    """Run a live module as its user does, next to ``model``, its trace.
+    """Run a live module as its user does. ``model`` is the trace of this module.
 
-    Each call runs a copy, so state that forward writes reaches neither the user's module nor the next call.
+    Each call runs a copy of the module, so state that ``forward`` writes reaches neither the user's module nor the next
+    call.
     """
 
     name = "the module"
@@ -137,24 +140,32 @@ class ModuleRunner(_TorchRunner):
             Output name -> array, by the names of the model's outputs.
 
         Raises:
-            InputError: the feeds do not fit, or the module does not run on them or returns other outputs.
+            InputError: the feeds do not fit, or the module does not run on them, or the module's outputs differ from
+                those of ``model``.
         """
-        return self._run_module(copy_module(self._module).eval(), feeds)
+        return self._run_module(self._copy_for_run(), feeds)
 
     def infer_twice(self, feeds: Arrays) -> tuple[RunResult, RunResult]:
-        """Run one copy of the module twice on the same inputs; state kept from call to call shows in the second result.
+        """Run one copy of the module twice on the same inputs. If the module keeps state from call to call, the results
+        differ.
 
         Returns:
-            Outputs of both calls, as from ``infer``.
+            Outputs of the first and of the second call, as from ``infer``.
         """
-        module = copy_module(self._module).eval()
+        module = self._copy_for_run()
         return self._run_module(module, feeds), self._run_module(module, feeds)
+
+    def _copy_for_run(self) -> torch.nn.Module:
+        """Copy the module. Its caches are left out, as in the trace; its experts stay as the user chose them."""
+        module = copy_module(self._module).eval()
+        omit_caches(module)
+        return module
 
     def _run_module(self, module: torch.nn.Module, feeds: Arrays) -> RunResult:
         flat = with_constant_inputs(self._model.program, self._input_tensors(feeds))
         args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
-        # Without gradients torch's encoder layers use a fused kernel, which traces do not contain. It gives NaN if a
-        # mask hides a whole row.
+        # Without gradients, torch's encoder layers use a fused kernel, which traces do not contain. The kernel returns
+        # NaN if a mask hides a whole row.
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -174,11 +185,12 @@ class ModuleRunner(_TorchRunner):
 class HalfRunner(_TorchRunner):
     """Run ``model`` in torch on the CPU with float32 replaced by ``half`` in parameters, inputs and the whole graph.
 
-    This is the eager result in half precision (float16 or bfloat16), which half-precision files are compared with.
-    Inputs are given in the model's own dtypes and rounded; floating outputs are in ``half``. An operator without a
-    kernel for ``half`` runs in float32 and its result is rounded. Finite constants beyond the range of ``half``, such
-    as masks, become its largest or lowest number. An upcast to float32 in the model becomes ``half`` too: in a graph
-    traced in float32 it can't be distinguished from a cast back.
+    Its outputs are PyTorch's results in half precision (float16 or bfloat16), with which half-precision files are
+    compared. The caller passes inputs in the model's own dtypes, and they are rounded to ``half``. Floating outputs are
+    in ``half``. An operator without a kernel for ``half`` runs in float32 and its result is rounded. Finite constants
+    beyond the range of ``half``, such as masks, become its largest or lowest number. An upcast to float32 in the model
+    becomes ``half`` too: in a graph traced in float32, an upcast can't be distinguished from a cast back to the model's
+    own dtype.
     """
 
     name = EagerRunner.name
@@ -209,10 +221,11 @@ class HalfRunner(_TorchRunner):
 
 
 class Float64Runner(_TorchRunner):
-    """Reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to float64.
+    """Runner of the reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set
+    to float64.
 
-    Inputs are upcast, so they keep the values that the model gets in its own dtype. Floating outputs are float64.
-    ``model`` itself is not changed; its parameters are upcast one at a time as they are used.
+    Inputs are upcast, so their values are the same as in the model's own dtype. Floating outputs are float64. ``model``
+    itself is not changed; its parameters are upcast one at a time as they are used.
 
     Raises:
         NormdeployError: the graph reads the bits of a floating tensor, which differ in float64.
@@ -245,7 +258,8 @@ class Float64Runner(_TorchRunner):
         return self._run_widened([widen_tensor(tensor) for tensor in self._input_tensors(feeds)], lifted)
 
     def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
-        """Run the model with every parameter, buffer, constant and input changed at random by up to ``unit``, relative.
+        """Run the model with every parameter, buffer, constant and input changed at random by a relative error of up to
+        ``unit``.
 
         Outputs that change much are ill-conditioned.
 
@@ -266,8 +280,9 @@ class Float64Runner(_TorchRunner):
 
     def _run_widened(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
         try:
-            # arange(0.5), an int divided by an int, and the like take the default dtype. Fused attention kernels skip
-            # the keys that a mask hides, including NaN among them; the products of the definition do not.
+            # Operators such as arange(0.5) or the division of two ints return the default dtype. Fused attention
+            # kernels skip masked keys, even if these keys contain NaN. The MATH backend follows the definition and does
+            # not skip masked keys.
             with _default_dtype(torch.float64), sdpa_kernel(SDPBackend.MATH):
                 return self._call_graph(inputs, lifted)
         except _NodeFailed as failed:
@@ -282,11 +297,11 @@ class _NodeFailed(Exception):
 
 
 class _LocatingInterpreter(torch.fx.Interpreter):
-    """Name the operator and module that failed."""
+    """Interpreter whose errors name the operator and the module that failed."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
-        # It would add the user's source code to the message.
+        # torch's traceback would add the user's source code to the message.
         self.extra_traceback = False
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -315,13 +330,15 @@ class _LocatingInterpreter(torch.fx.Interpreter):
 
 
 class _Float32FallbackInterpreter(_LocatingInterpreter):
-    """Run operators without a kernel for their dtypes in float32, and round the result."""
+    """Interpreter that runs an operator in float32 and rounds the result, if torch has no kernel for the operator's
+    dtypes.
+    """
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator.
 
         Returns:
-            Its result in the half dtype.
+            The operator's result in the half dtype.
         """
         try:
             return super().call_function(target, args, kwargs)
@@ -349,7 +366,7 @@ class NarrowParameter:
 
 
 class WideningInterpreter(_LocatingInterpreter):
-    """Convert parameters to float64 as they are read, one at a time; settled integers are computed in the model's
+    """Interpreter that converts each parameter to float64 when it is read. Settled integers are computed in the model's
     dtypes.
 
     Args:
@@ -383,7 +400,7 @@ class WideningInterpreter(_LocatingInterpreter):
         """Replace the nodes in ``args`` by their values.
 
         Returns:
-            ``args`` with values: stated ones for a node that makes settled integers, float64 ones otherwise.
+            ``args`` with values: in the model's dtypes for a node that computes settled integers, else in float64.
         """
         if n in self._settled.integers:
             return map_arg(args, self._read_as_stated)
@@ -448,11 +465,11 @@ def _is_bfloat16(value: Any) -> bool:
 
 @contextmanager
 def _without_amx() -> Iterator[None]:
-    """Disable oneDNN: for bfloat16 it uses AMX instructions, which kill the process in virtual machines that only
-    announce them.
+    """Disable oneDNN within the context. For bfloat16, oneDNN uses AMX instructions, which kill the process in virtual
+    machines that announce AMX but do not support it.
     """
     with warnings.catch_warnings():
-        # ``flags`` also touches another setting, which warns.
+        # ``flags`` also sets another option of torch, which causes a warning.
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
             yield
@@ -463,7 +480,7 @@ def _is_mutating(node: torch.fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-# torch's default dtype is global to the process.
+# Lock for changes of torch's default dtype, which is global to the process.
 _DEFAULT_DTYPE = threading.RLock()
 
 

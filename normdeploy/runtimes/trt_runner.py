@@ -1,6 +1,6 @@
 """Run TensorRT and TensorRT-RTX engines through Polygraphy on the machine's GPU.
 
-Polygraphy drives only one of the two libraries per process; its first import fixes which one.
+Polygraphy uses only one of the two libraries per process, and selects this library at its first import.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .engine_loading import check_engine_validity, make_engine_loader
 from .network_types import FLOATS
 from .runtime_cache import RuntimeCache, Wanted
 
-# runtime -> its Python package
+# Runtime -> its Python package.
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
-# The first bytes of an engine; TensorRT's own engines differ only in the first byte.
+# First bytes of an engine of TensorRT-RTX. An engine of TensorRT differs in the first byte only.
 _RTX_MAGIC = b"vtrt"
 
 
 class TrtRunner(HeldRunner):
-    """Engine file on the GPU of this machine.
+    """Runner of an engine file on the GPU of this machine.
 
     Args:
-        engine: the file; its first bytes tell which runtime it is for.
+        engine: the engine file. Its first bytes identify the runtime that it is for.
         runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
 
     Raises:
@@ -161,7 +161,9 @@ def _numpy_dtype(kind: str) -> np.dtype:
 
 
 class _ErrorLogHandler(logging.Handler):
-    """Collect errors that Polygraphy and TensorRT log; they would go to the terminal, and the exceptions lack them."""
+    """Collect errors that Polygraphy and TensorRT log. Without this handler, the errors would appear only in the
+    terminal, because the exceptions do not contain them.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -195,8 +197,7 @@ def _error_log() -> _ErrorLogHandler:
 
 
 def is_engine(path: PathLike) -> bool:
-    """Return whether a file is an engine, by its first bytes. Those of TensorRT and TensorRT-RTX differ only in the
-    first.
+    """Return whether the first bytes of a file are those of an engine.
 
     Returns:
         True for an engine of either runtime.
@@ -236,7 +237,7 @@ def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
     """Explain why ``runtime`` can't be used on this machine.
 
     Args:
-        gpu: also require a GPU.
+        gpu: True to also require a GPU.
 
     Returns:
         The missing part and advice, or None if nothing is missing.
@@ -282,7 +283,7 @@ def explain_missing_gpu() -> str | None:
 
 
 def select_library(runtime: str) -> Any:
-    """Set the library that Polygraphy drives and import its package.
+    """Select the library that Polygraphy uses, and import the library's package.
 
     Returns:
         The module ``tensorrt`` or ``tensorrt_rtx``.

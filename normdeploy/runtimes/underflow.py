@@ -1,6 +1,7 @@
-"""Round numbers below the smallest normal one as a dtype does: to multiples of one spacing, including zero.
+"""Round numbers below a dtype's smallest normal number as the dtype does: to multiples of one spacing, including zero.
 
-Relative roundings alone keep the order of 1e-60 and 1e-90. In float32 both are 0, so either may come first.
+With relative rounding errors alone, 1e-60 would stay larger than 1e-90. In float32 both numbers are 0, so a sort may
+put either first.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from ..dtypes import UNIT_ROUNDOFF
 
 @dataclass(frozen=True)
 class _SubnormalRange:
-    """Smallest normal number of a dtype and the spacings below it that kernels use.
+    """Smallest normal number of a dtype, and the spacings that kernels use below that number.
 
     Attributes:
         normal: the smallest normal number.
-        spacings: the spacing of subnormal numbers; also ``normal`` itself, for kernels that flush these to 0.
+        spacings: the spacing of subnormal numbers, and ``normal`` itself, for kernels that flush subnormal numbers to
+            0.
     """
 
     normal: float
@@ -36,7 +38,7 @@ _SMALL = {
 def round_underflow(values: np.ndarray, unit: float, rng: np.random.Generator) -> None:
     """Round float64 values below a dtype's smallest normal number up or down at random, in place.
 
-    A number keeps its sign, and its value on average.
+    The sign of a number does not change. On average over many draws, its value does not change either.
 
     Args:
         unit: the dtype's unit roundoff; nothing happens for a dtype without a listed range.

@@ -1,1 +1,1 @@
-"""Files and folders, read as untrusted input and written atomically, and the record of a file's export."""
+"""Files and folders, which are read as untrusted input and written atomically, and the record of a file's export."""

@@ -1,4 +1,4 @@
-"""Refuse attributes that ONNX's checker accepts but that runtimes read as other numbers than the file states."""
+"""Refuse attributes that ONNX's checker accepts but that runtimes misread as a different number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import GraphError
 from .onnx_domains import is_standard
 
 _NARROW = np.iinfo(np.int32)
-# Attributes that may have any size: values, ends of ranges, and seeds.
+# Attributes whose integers may exceed 32 bits: values, ends of ranges, and seeds.
 _WIDE = frozenset(
     {
         "end",
@@ -31,7 +31,7 @@ _WIDE = frozenset(
 
 
 def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Check that axes, counts and switches fit into 32 bits, and that Cast has a valid target type.
+    """Check that axes, counts and flags fit into 32 bits, and that Cast has a valid target type.
 
     ONNX's shape inference and onnxruntime 1.31 read an axis of 2^63 - 1 as -1, and a keepdims of 2^32 as 0.
 
@@ -41,11 +41,11 @@ def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
         if not is_standard(node):
             continue
-        # ONNX's own shape inference uses it as an index, and crashes the process.
+        # ONNX's shape inference uses a negative batch_dims as an index, and crashes the process.
         if node.op_type == "GatherND" and any(a.name == "batch_dims" and a.i < 0 for a in node.attribute):
             raise GraphError(f"GatherND {node.name!r} has batch_dims below 0; it must be 0 or more")
         for attribute in node.attribute:
-            # The caller of the function gives this attribute its value.
+            # The attribute gets its value from the call of the function.
             if attribute.ref_attr_name:
                 continue
             if node.op_type == "Cast" and attribute.name == "to" and attribute.type == AttributeProto.INT:

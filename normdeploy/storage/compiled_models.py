@@ -1,8 +1,8 @@
-"""Recognize ONNX files that hold an engine compiled from a model, not the model itself.
+"""Recognize ONNX files that contain an engine compiled from a model instead of the model itself.
 
-These are onnxruntime's EPContext nodes. Such a file is for one execution provider of onnxruntime, one kind of GPU and
-one version of a library (onnxruntime's "EP Context Cache Feature Design"). It holds nothing to recognize, rewrite or
-compare, so it is refused with an error that names it.
+Such a file contains onnxruntime's EPContext nodes. It is for one execution provider of onnxruntime, one kind of GPU and
+one version of a library (onnxruntime's "EP Context Cache Feature Design"). It contains no norms to rewrite and no model
+to compare, so it is refused with an error that describes the engine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..errors import GraphError
 OP = "EPContext"
 DOMAIN = "com.microsoft"
 PROVIDER = "NvTensorRTRTXExecutionProvider"
-# Wheel of that provider; for CUDA 12 it ends in cu12.
+# Wheel of onnxruntime's TensorRT-RTX provider for CUDA 13. The wheel for CUDA 12 ends in cu12.
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
-# Characters of a file's own text that a message quotes.
+# Maximum number of characters that a message quotes from a file.
 _SHOWN = 80
 
 
 def require_model(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse a file that holds a compiled model.
+    """Refuse a file that contains a compiled model.
 
     Raises:
-        GraphError: the file holds a compiled model.
+        GraphError: the file contains a compiled model.
     """
     node = next((n for n in proto.graph.node if n.op_type == OP and n.domain == DOMAIN), None)
     if node is not None:
@@ -38,7 +38,7 @@ def describe_context_node(node: onnx.NodeProto) -> str:
     """Describe the engine of an EPContext node from its attributes.
 
     Returns:
-        a predicate for messages, "holds, …", that names the provider, the GPU and the version if they are stated.
+        the predicate of a message, "holds, …". It names the provider, the GPU and the version if the node states them.
     """
     provider = attribute_text(node, "source") or "an unnamed execution provider"
     built = [

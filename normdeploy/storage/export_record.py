@@ -1,9 +1,9 @@
 """Record in an exported file how it was made: the model, its inputs and the flags, as JSON in the file's metadata.
 
-With it ``verify model.pt model.onnx`` needs no flag repeated. The record is plain text that anybody can write. It is
-the same for everybody who exports the same model, because it contains no key, no folder and no date. So flags that run
-no code (``DATA``) are followed no matter who wrote them. Flags that may run code (``CODE``) are followed only if
-somebody trusted has signed the record, outside of the file (`normdeploy.storage.record_signing`).
+With the record, ``verify model.pt model.onnx`` does not need the flags of the export again. The record is plain text
+that anybody can write. It is the same for everybody who exports the same model, because it contains no key, no folder
+and no date. Flags that run no code (``DATA``) are followed no matter who wrote them. Flags that may run code (``CODE``)
+are followed only if somebody trusted has signed the record, outside of the file (`normdeploy.storage.record_signing`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from ..model import Dim, InputSpec, ModelSignature
 from .proto_traversal import set_metadata
 
 SCHEMA = 2
-# The older schema was {"record": ..., "hmac": ...}: the same content, with a user's signature inside the file.
+# Number of the older schema, {"record": ..., "hmac": ...}. This schema has the same content, plus a user's signature
+# inside the file.
 _OLDER = 1
 _PROPERTY = "normdeploy"
 
 # Loading flags that run no code.
 DATA = ("key", "inputs", "dims", "eval", "task", "part")
-# Loading flags that import code, with its arguments; ``trust`` is among the export's flags.
+# Loading flags that import code, and loading flags with arguments for this code. The flag ``trust`` is missing because
+# it is not a loading flag but a flag of the export.
 CODE = (
     "model",
     "model_args",
@@ -39,7 +41,7 @@ CODE = (
 _LARGEST = 2**63 - 1
 # Largest absolute limit of a range, so that the difference of two limits is still a float.
 _FARTHEST = 2.0**1022
-# Characters of one text flag.
+# Maximum number of characters of one text flag.
 _LONGEST = 4096
 
 
@@ -47,9 +49,9 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
     """Write the record of an export into ``proto``'s metadata.
 
     Args:
-        model: the model's hash, kind, inputs, outputs and loading flags.
-        flags: the export's own flags as JSON values. Absolute paths, here and in ``model.recorded``, are cut to their
-            last part.
+        model: description of the model, with its hash, kind, inputs, outputs and loading flags.
+        flags: the export's own flags as JSON values. Absolute paths in ``flags`` and in ``model.recorded`` are cut to
+            their last part.
     """
     content = {
         "schema": SCHEMA,
@@ -66,10 +68,11 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
 def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:
     """Update the record of a file after a change.
 
-    A file of another tool, without a record, gets one that states only its inputs; if these are unknown, it gets none.
+    A file of another tool has no record. It gets a record that states only its inputs. If the inputs are unknown, it
+    gets no record.
 
     Args:
-        inputs: the file's inputs as they are now.
+        inputs: the file's inputs after the change.
         flags: the export flags that changed.
     """
     content = raw_record(proto)
@@ -89,16 +92,16 @@ def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Ma
 
 
 def read_record(proto: onnx.ModelProto) -> dict[str, Any]:
-    """Read and check the record of ``write_record``.
+    """Read and check the record that ``write_record`` wrote.
 
-    The file's author may have written anything here. Follow the loading flags of ``CODE`` and the export flag ``trust``
-    only after further checks (`normdeploy.verbs.arguments.model_source.recall_loading`).
+    The file's author may have written anything into the record. Follow the loading flags of ``CODE`` and the export
+    flag ``trust`` only after further checks (`normdeploy.verbs.arguments.model_source.recall_loading`).
 
     Returns:
         the record, with ``inputs`` as InputSpecs and ``load`` and ``export`` as flags; {} if there is none.
 
     Raises:
-        GraphError: the record is malformed, or of a schema that this version does not know.
+        GraphError: the record is malformed, or has a schema that this version does not support.
     """
     content = raw_record(proto)
     if not content:
@@ -130,7 +133,7 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
         schema = content["schema"]
         if schema == _OLDER and "eval_mode" in content["load"]:
             content["load"]["eval"] = content["load"].pop("eval_mode")
-        # Text that is not valid Unicode can be neither signed nor written again.
+        # encode() fails for text that is not valid Unicode. Such text can be neither signed nor written again.
         json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _make_record_error(error) from error
@@ -164,7 +167,7 @@ def _make_record_error(error: Exception) -> GraphError:
 
 
 def _require_valid_flags(load: Mapping[str, Any]) -> None:
-    """Check types and lengths of the loading flags, because some are followed no matter who wrote them."""
+    """Check types and lengths of the loading flags, because some flags are followed no matter who wrote them."""
     for name in ("inputs", "dims", "imports"):
         texts = load.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):
@@ -190,7 +193,7 @@ def _parse_input_spec(entry: Mapping[str, Any]) -> InputSpec:
     limits = entry["range"]
     if limits is not None:
         low, high = (float(limit) if not isinstance(limit, int) else limit for limit in limits)
-        # NaN fails every comparison, and numpy can't draw from a range wider than the largest float.
+        # The comparisons also refuse NaN. numpy can't draw from a range that is wider than the largest float.
         if not (low <= high and max(abs(low), abs(high)) <= _FARTHEST):
             raise ValueError(f"the range {str(limits)[:80]} of input {str(entry['name'])[:80]!r} is invalid")
         limits = (low, high)

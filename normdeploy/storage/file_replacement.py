@@ -1,8 +1,8 @@
-"""Replace files so that nothing half-written ever appears under its final name.
+"""Replace files atomically, so that an incomplete file never appears under its final name.
 
 An output is written under a temporary name in its own folder (a rename is atomic only within one file system), flushed
-to the disk and renamed. Its writer locks the temporary. So leftovers of a killed run, which nobody locks, differ
-from files that another process is writing, and are removed.
+to the disk and renamed. The process that writes the temporary file locks it. So a temporary file without a lock is a
+leftover of a killed run, and is removed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def replace_atomically(path: PathLike) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that replaces ``path`` if the block ends without an exception.
+    """Yield a temporary path in the same folder. It replaces ``path`` if the block ends without an exception.
 
-    After any exception, including Ctrl-C and SIGTERM, ``path`` is unchanged and the temporary is gone. Symbolic links
-    are followed. A replaced file's permissions are kept.
+    After any exception, including Ctrl-C and SIGTERM, ``path`` is unchanged and the temporary file is removed. Symbolic
+    links are followed. The new file gets the permissions of the file that it replaces.
 
     Raises:
         NormdeployError: the folder is missing or can't be written to, ``path`` is not a regular file, or the disk is
@@ -56,7 +56,7 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 
 def resolve_writable_path(path: PathLike) -> Path:
-    """Follow links in ``path`` and check that a rename can replace the target.
+    """Follow links in ``path`` and check that a file can be renamed to the result.
 
     Returns:
         the final path of the output.
@@ -75,14 +75,15 @@ def resolve_writable_path(path: PathLike) -> Path:
                 f"can't write {str(path)!r}: it exists and is not a regular file; choose another name"
             )
     except OSError as error:
-        # For example, the name is too long.
+        # This happens if, for example, the name is too long.
         raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; choose another name") from error
     return target
 
 
 @contextmanager
 def temporary_beside(target: Path) -> Iterator[Path]:
-    """Yield a locked temporary file beside ``target``; after the block it is removed unless the block renamed it.
+    """Yield a locked temporary file in the folder of ``target``. After the block, the file is removed unless the block
+    renamed it.
 
     Raises:
         NormdeployError: the folder can't be written to, or the disk is full.
@@ -113,7 +114,9 @@ def temporary_beside(target: Path) -> Iterator[Path]:
 
 
 def remove_unfinished() -> None:
-    """Remove the temporaries of this process, which is about to end without leaving their blocks."""
+    """Remove the temporary files of this process. Call this before the process ends without leaving the blocks that use
+    the files.
+    """
     for path in list(_unfinished):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -126,19 +129,19 @@ def _create_temporary(target: Path) -> tuple[int, Path]:
         path = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_handle(handle)
-        # Another process may have removed it as a leftover before it was locked.
+        # Another process may have removed the new file as a leftover before this process locked it.
         if path.exists():
             return handle, path
         os.close(handle)
 
 
 def _remove_dead_temporaries(target: Path) -> None:
-    """Remove temporaries of dead runs: those that nobody has locked."""
+    """Remove temporary files of killed runs: files that no process has locked."""
     for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
         try:
             handle = os.open(path, os.O_RDWR)
         except OSError:
-            # It is gone in the meantime, or belongs to another user.
+            # The file was removed in the meantime, or belongs to another user.
             continue
         if lock_handle(handle, wait=False):
             path.unlink(missing_ok=True)
@@ -149,7 +152,7 @@ def matching_siblings(target: Path, pattern: str) -> Sequence[Path]:
     """List the entries of the target's folder whose whole name matches the regular expression ``pattern``.
 
     Returns:
-        their paths, files and folders alike.
+        the paths of files and folders.
     """
     return [entry for entry in target.parent.iterdir() if re.fullmatch(pattern, entry.name)]
 
@@ -158,12 +161,12 @@ def lock_handle(handle: int, *, wait: bool = True) -> bool:
     """Lock an open file exclusively; the kernel releases the lock when the process ends.
 
     Args:
-        wait: wait until the lock is free, else fail at once.
+        wait: True waits until the lock is free, False fails at once.
 
     Returns:
-        True if the lock was taken. On Windows nothing is locked, and ``wait`` is returned.
+        True if the lock was taken. On Windows nothing is locked, and the result is ``wait``.
     """
-    # Windows has no such lock, so leftovers are not removed there.
+    # Windows has no lock that ends with the process, so leftovers are not removed there.
     if sys.platform == "win32":
         return wait
     try:
@@ -176,9 +179,9 @@ def lock_handle(handle: int, *, wait: bool = True) -> bool:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Allow one writer at a time in ``folder``, for the moment of the renames."""
+    """Lock ``folder`` within the context, so that only one process at a time renames files in it."""
     if sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished:
-        # This process keeps its new folder locked as long as it writes it.
+        # No lock is needed in a new folder of this process, which is locked as long as the process writes it.
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -190,7 +193,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def commit_temporary(temporary: Path, target: Path) -> None:
-    """Flush ``temporary`` to the disk, rename it to ``target``, and flush the folder, which holds the rename."""
+    """Flush ``temporary`` to the disk and rename it to ``target``. Then flush the folder, because the rename changes
+    the folder.
+    """
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     if target.exists():
@@ -206,7 +211,7 @@ def commit_temporary(temporary: Path, target: Path) -> None:
 
 @contextmanager
 def _unwind_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM run the cleanup as Ctrl-C does, unless the program has a handler of its own."""
+    """Let SIGTERM run the cleanup as Ctrl-C does, unless the program has its own handler of SIGTERM."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, _exit_on_signal)

@@ -17,19 +17,20 @@ from ..errors import NormdeployError
 from ..types import PathLike
 from .file_replacement import _FULL, _unfinished, _unwind_on_sigterm, lock_folder, lock_handle, matching_siblings
 
-# renameat2's RENAME_EXCHANGE.
+# Value of RENAME_EXCHANGE, a flag of Linux's renameat2.
 _EXCHANGE = 2
-# AT_FDCWD.
+# Value of AT_FDCWD: paths are relative to the working directory.
 _HERE = -100
 
 
 @contextmanager
 def replace_folder_atomically(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``target`` that replaces it if the block ends without an exception, else is removed.
+    """Yield a new folder next to ``target``. It replaces ``target`` if the block ends without an exception, else it is
+    removed.
 
-    The old folder is removed after it is replaced. On Linux the two are exchanged in one step. Elsewhere, or on a file
-    system that can't exchange, the old folder is renamed first, and renamed back if the new one can't take its place.
-    Leftovers of killed runs are removed.
+    The old folder is removed after it is replaced. On Linux the two folders exchange their names in one step. On other
+    systems and on file systems without this operation, the old folder is renamed first. If the new folder can't get the
+    old name, the old folder is renamed back. Leftovers of killed runs are removed.
 
     Raises:
         NormdeployError: the parent folder is missing or can't be written to, or the disk is full.
@@ -66,7 +67,7 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         raise
     finally:
         _unfinished.discard(fresh)
-        # After an exchange this is the old folder.
+        # After an exchange of names, ``fresh`` is the old folder.
         shutil.rmtree(fresh, ignore_errors=True)
         if handle >= 0:
             os.close(handle)
@@ -98,14 +99,14 @@ def _temporary_path(target: Path) -> Path:
 
 
 def _remove_dead_folders(target: Path) -> None:
-    """Remove folders of dead runs: those that nobody has locked."""
+    """Remove folders of killed runs: folders that no process has locked."""
     if sys.platform == "win32":
         return
     for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            # It is gone in the meantime, belongs to another user, or is not a folder.
+            # The entry was removed in the meantime, belongs to another user, or is not a folder.
             continue
         if lock_handle(handle, wait=False):
             shutil.rmtree(path, ignore_errors=True)
@@ -113,7 +114,7 @@ def _remove_dead_folders(target: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush all content of a folder to the disk, so that it is complete after a loss of power."""
+    """Flush all content of a folder to the disk, so that the folder is complete even after a loss of power."""
     if sys.platform == "win32":
         return
     for here, _, names in os.walk(folder):
@@ -145,7 +146,7 @@ def exchange_names(one: Path, other: Path) -> bool:
     """Exchange two names in one step, with Linux's renameat2.
 
     Returns:
-        True if they were exchanged; False if the system can't.
+        True if the names were exchanged; False if the system or the file system has no such operation.
     """
     if sys.platform != "linux":
         return False

@@ -1,7 +1,8 @@
 """Return free memory of the C library's heap to the system.
 
-glibc keeps freed memory between blocks in use, and takes new memory for arrays that do not fit into the gaps. Folding a
-network's weights makes float64 values one weight at a time; half of the peak memory was such gaps.
+glibc keeps freed memory between blocks in use, and takes new memory for arrays that do not fit into these gaps. While a
+network's weights are folded, a float64 array is made and freed for each weight. Without this module, such gaps took
+half of the peak memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 def trim_heap() -> None:
-    """Return free heap memory to the system; takes some milliseconds, and does nothing without glibc."""
+    """Return free heap memory to the system. This takes some milliseconds, and does nothing without glibc."""
     if (given_back := load_malloc_trim()) is not None:
         given_back(0)
 
@@ -30,5 +31,5 @@ def load_malloc_trim() -> Any:
     try:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        # musl does not have it.
+        # The C library musl does not have malloc_trim.
         return None

@@ -1,7 +1,7 @@
-"""Sort nodes into the topological order that ONNX demands; some tools write another order.
+"""Sort nodes into the topological order that ONNX requires. Some tools write another order.
 
-For example, onnxruntime's float16 converter appends its Casts at the end of the list, and onnxruntime itself runs such
-a file.
+For example, onnxruntime's float16 converter appends its Casts at the end of the list. onnxruntime itself accepts such a
+file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def sort_nodes(proto: onnx.ModelProto) -> bool:
-    """Sort the nodes of ``proto`` in place, each before its readers; other nodes keep their order.
+    """Sort the nodes of ``proto`` in place, each before the nodes that read its outputs. Nodes that need not move keep
+    their order.
 
     Returns:
         True if a node moved.
@@ -40,7 +41,7 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
         GraphError: the nodes form a cycle.
     """
     moved = False
-    # Sort bodies before the nodes that hold them, because moving a node copies its bodies.
+    # Sort inner bodies before the bodies around them, because moving a node copies its bodies.
     for holder in [*iter_bodies(proto)][::-1]:
         order = _find_node_order(holder)
         if order is not None:
@@ -52,7 +53,9 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
 
 
 def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
-    """Find an order of node indices in which each node follows the nodes it reads; None if it is the present order."""
+    """Find an order of node indices in which each node follows the nodes it reads; None if the nodes already have such
+    an order.
+    """
     if isinstance(holder, onnx.FunctionProto):
         given = set(holder.input)
     else:
@@ -60,7 +63,7 @@ def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] 
     made: dict[str, int] = {}
     for i, node in enumerate(holder.node):
         for name in node.output:
-            # A later check refuses names that are written twice.
+            # Two nodes with the same output are not an error here, because a later check refuses them.
             if name and name not in given:
                 made.setdefault(name, i)
     if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in iter_read_names(node)):
@@ -72,7 +75,7 @@ def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] 
 def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads.
 
-    These include the names that its bodies take from outside. A body may reuse an outer name for its own tensor; such a
+    These include the outer names that the node's bodies read. If a body reuses an outer name for its own tensor, this
     name is left out.
     """
     yield from node.input
@@ -83,7 +86,9 @@ def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _sort_depth_first(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int, str]]) -> list[int]:
-    """Sort nodes depth first, each after its inputs; linear in time, and nodes already in order keep their places."""
+    """Sort nodes depth first, in linear time. Each node comes after the nodes whose outputs it reads, and nodes already
+    in order keep their positions.
+    """
     order: list[int] = []
     begun = [False] * len(nodes)
     done = [False] * len(nodes)

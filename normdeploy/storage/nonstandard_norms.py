@@ -1,8 +1,9 @@
-"""Recognize norm nodes in ONNX's own domain that the standard does not define, or no longer defines.
+"""Recognize norm nodes that are in ONNX's own domain although the standard does not define them, or no longer defines
+them.
 
-Other tools write such nodes, so they must be readable. onnxruntime's optimizer leaves LayerNormalization below opset 17
-and SimplifiedLayerNormalization. TensorRT's converters leave plugins. Opset 18 had a GroupNormalization that was
-deprecated at birth. `normdeploy.contrib.contrib_ops` defines their meaning.
+Other tools write such nodes, so they must be readable. onnxruntime's optimizer writes LayerNormalization below opset 17
+and SimplifiedLayerNormalization. TensorRT's converters write its plugins into ONNX's own domain. The GroupNormalization
+of opset 18 was deprecated from the start. `normdeploy.contrib.contrib_ops` defines what these nodes compute.
 """
 
 from __future__ import annotations

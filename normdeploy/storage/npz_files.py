@@ -15,15 +15,15 @@ from ..errors import InputError
 from ..types import Arrays, PathLike
 from .file_replacement import replace_atomically
 
-# Errors that numpy, zipfile and Python's parser (which reads the headers of arrays) raise for foreign bytes.
+# Errors that numpy, zipfile and Python's parser (which reads the headers of arrays) raise for files of unknown origin.
 _DAMAGED = (
     *(OSError, ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, NotImplementedError),
     *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-# Bytes of all arrays together; a zip of a few kilobytes can claim any number.
+# Maximum size in bytes of all arrays together. A zip of a few kilobytes can claim any size.
 LIMIT = 8 * 2**30
 
-# Names and characters that an error quotes.
+# Maximum number of names that an error lists, and maximum number of characters that it quotes from a message.
 _SHOWN = 4
 _LONGEST = 200
 
@@ -31,8 +31,9 @@ _LONGEST = 200
 def read_npz(path: PathLike, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
     """Read the arrays of an .npz file.
 
-    Nothing in the file is executed. The total size that its entries claim is checked against ``limit`` before any entry
-    is read. bfloat16, which .npy files can't name, is returned as numpy writes it: two-byte voids ("V2").
+    Nothing in the file is executed. Before any entry is read, the total size that the entries state is compared with
+    ``limit``. .npy files have no name for bfloat16, so such arrays are returned as numpy writes them: two-byte voids
+    ("V2").
 
     Args:
         limit: largest total size of the arrays in bytes.
@@ -84,7 +85,7 @@ def _abbreviate_names(names: list[str]) -> str:
 
 
 def _shorten_error(error: Exception) -> str:
-    """Return the start of a library's message, which may quote the whole header."""
+    """Return the start of a library's message, because the message may quote an array's whole header."""
     text = " ".join(str(error).split()) or type(error).__name__
     if len(text) <= _LONGEST:
         return text
@@ -92,7 +93,7 @@ def _shorten_error(error: Exception) -> str:
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Read one array; its header is checked against the size of its file before memory is allocated."""
+    """Read one array. Its header is checked against the size of its entry before memory is allocated."""
     with archive.open(member) as file:
         major, _ = np.lib.format.read_magic(file)
         if major == 1:
@@ -109,7 +110,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarra
 
 
 def write_npz(path: PathLike, arrays: Arrays) -> None:
-    """Write ``arrays`` as an uncompressed .npz; an existing file is replaced only when the new one is complete.
+    """Write ``arrays`` as an uncompressed .npz file. An existing file is replaced only when the new file is complete.
 
     Raises:
         NormdeployError: as ``normdeploy.storage.file_replacement.replace_atomically``.
@@ -121,7 +122,7 @@ def write_npz(path: PathLike, arrays: Arrays) -> None:
 
 
 def read_npy(path: PathLike, *, limit: int = LIMIT) -> np.ndarray:
-    """Read the array of an .npy file. Nothing in it is executed.
+    """Read the array of an .npy file. Nothing in the file is executed.
 
     Args:
         limit: largest size of the file in bytes.

@@ -1,4 +1,4 @@
-"""Recognize ONNX's own domain, which has two names, and read its opset.
+"""Recognize ONNX's own domain, which has the two names "" and "ai.onnx", and read its opset.
 
 This module imports nothing, so that every layer may use it.
 """

@@ -1,4 +1,4 @@
-"""Read and write ONNX files; every output is replaced atomically (see ``replace_atomically``)."""
+"""Read and write ONNX files. Every written file is replaced atomically (see ``replace_atomically``)."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ __all__ = [
 
 # Largest size of a protobuf message in bytes.
 PROTOBUF_LIMIT = 2**31 - 1
-# Characters of the checker's message that an error quotes.
+# Maximum number of characters that an error quotes from the message of ONNX's checker.
 _TOLD = 400
-# Bytes of an external weight that is always read; larger ones hold no sizes and no thresholds.
+# Maximum size in bytes of an external weight that is always read. Larger weights contain no sizes and no thresholds.
 _SMALL = 2**12
-# Bytes by which external weights may exceed the size of their files.
+# Maximum total size of external weights, in bytes beyond twice the size of their files.
 _SHARED = 64 << 20
-# A domain unknown to the checker.
+# Domain that ONNX's checker does not know, so that the checker skips nodes of this domain.
 _APART = "normdeploy.contrib"
 
 
@@ -57,8 +57,8 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
     """Write ``proto``, which is not changed, to ``path``.
 
     With ``external``, or if the model is too long for protobuf (2 GB), its weights go to ``<name>.<hash>.data`` in the
-    same folder. The hash is that of the content, so the old model and its old weights stay valid until the new model is
-    renamed into place. After that, weight files that the model no longer refers to are removed.
+    same folder. The file's name contains the hash of its content, so the old model and its old weights stay valid until
+    the new model replaces the old one. After that, weight files that the model no longer refers to are removed.
 
     Raises:
         GraphError: more than 2 GB would remain without the weights, or a weight is in an external file that was not
@@ -80,7 +80,8 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
             "data before saving it"
         )
     light, weights = detach_weights(proto)
-    # Shared weights in bodies are not initializers of the main graph, so they are embedded.
+    # Shared weights in bodies can't be written separately, because they are not initializers of the main graph. So they
+    # are embedded.
     fill_shared_weights(light)
     try:
         rest = light.ByteSize()
@@ -107,9 +108,9 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
 
 
 def require_terminating_file(path: PathLike) -> None:
-    """Refuse an ONNX file that keeps its runtime busy without end, or that holds a compiled model.
+    """Refuse an ONNX file that would keep a runtime busy without end, or that contains a compiled model.
 
-    Other faults of the file, unreadable files included, are left for the runtime to report.
+    Other faults, even an unreadable file, are left to the runtime, which reports them.
 
     Raises:
         GraphError: as ``wellformedness.require_termination`` and ``compiled_models.require_model``.
@@ -134,11 +135,11 @@ def _flatten_checker_message(message: str) -> str:
 def load_onnx(path: PathLike, external_data: bool = True) -> onnx.ModelProto:
     """Read and check an ONNX file.
 
-    Nodes in no valid order are sorted, sizes of -1 become open sizes (`open_unknown_sizes`), and sparse tensors are
-    densified.
+    Nodes that are not in topological order are sorted, sizes of -1 become open sizes (`open_unknown_sizes`), and sparse
+    tensors are densified.
 
     Args:
-        external_data: read the external weights too.
+        external_data: True to also read the external weights.
 
     Returns:
         the model.
@@ -153,7 +154,7 @@ def load_onnx(path: PathLike, external_data: bool = True) -> onnx.ModelProto:
 def load_small_weights(path: PathLike) -> onnx.ModelProto:
     """Read and check an ONNX file as `load_onnx` does, but read only the small external weights.
 
-    These include the sizes, thresholds and scales of its nodes.
+    The small weights include the sizes, thresholds and scales that nodes read.
 
     Returns:
         the model; external weights of more than 4096 bytes stay references.
@@ -165,7 +166,9 @@ def load_small_weights(path: PathLike) -> onnx.ModelProto:
 
 
 def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
-    """Read and check a file, with its external weights of at most ``largest`` bytes each; None reads all."""
+    """Read and check a file and its external weights of at most ``largest`` bytes each. None reads all external
+    weights.
+    """
     if not source.is_file():
         raise GraphError(
             f"file not found: {str(source)!r}" if not source.exists() else f"{str(source)!r} is not a file"
@@ -200,13 +203,13 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
     try:
         places = [_locate_external_data(t, source.parent) for t in outside]
     except GraphError as error:
-        # The name tells the user which of several opened files is wrong.
+        # Several files may be open, so the message names the file that failed.
         raise GraphError(f"{source.name}: {error}") from error
     _require_backing_files(source.name, places)
     moved = sort_nodes(proto)
     readable = _copy_for_checker(proto, moved)
     try:
-        # Checking by path is the only way above 2 GB.
+        # The checker accepts a model of more than 2 GB only by its path.
         onnx.checker.check_model(str(source) if readable is None else readable)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(
@@ -236,12 +239,12 @@ def _describe_read_error(error: Exception) -> str:
 
 
 def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
-    """Copy a model into a form that the checker accepts; None if the checker can read the file itself.
+    """Copy a model into a form that ONNX's checker accepts. Return None if the checker can read the file itself.
 
-    The file itself will do if its nodes are in order and the checker knows them all. The checker refuses norms that
-    other tools left in ONNX's own domain (`nonstandard_norms`), so the copy moves them to a separate domain. It empties
-    external weights, because the checker would look for them in the working directory; `_locate_external_data` has
-    checked them already.
+    The checker can read the file itself if its nodes are in order and the checker knows all of them. The checker
+    refuses norms that other tools left in ONNX's own domain (`nonstandard_norms`), so the copy moves them to a separate
+    domain. The copy also has no external weights, because the checker would look for their files in the working
+    directory. `_locate_external_data` has already checked these weights.
     """
 
     def find_nonstandard_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -263,11 +266,11 @@ def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | 
 
 
 def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Normalize a model from memory as `load_onnx` normalizes a file.
+    """Normalize a model in memory as `load_onnx` normalizes a file.
 
     Returns:
-        a model with open sizes as in `open_unknown_sizes` and without sparse tensors; ``proto`` itself if it is
-        such a model already.
+        a model in which unknown sizes are open (`open_unknown_sizes`) and no tensor is sparse. It is ``proto`` itself
+        if nothing had to change.
 
     Raises:
         GraphError: a sparse tensor is broken or too large.
@@ -282,8 +285,8 @@ def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
 def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Remove negative sizes and meaningless dim names, such as "?", from a model.
 
-    PaddlePaddle writes -1 or "?" for a dynamic size. onnxruntime and TensorRT read -1 that way too; ONNX itself has no
-    size below 0. Two dims called "?" need not have the same size.
+    PaddlePaddle writes -1 or "?" for a dynamic size. onnxruntime and TensorRT also read -1 as a dynamic size, but ONNX
+    itself allows no size below 0. The name "?" is removed, because two dims with this name need not have the same size.
 
     Returns:
         ``proto`` itself if it has neither negative sizes nor such names, else a changed copy.
@@ -311,7 +314,9 @@ def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def iter_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a model, from initializers and attributes; a sparse tensor as its values and indices."""
+    """Yield every tensor of a model, from initializers and attributes. For a sparse tensor, yield its values and its
+    indices.
+    """
     for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto):
             yield from body.initializer
@@ -340,12 +345,12 @@ def fill_shared_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) -> None:
     """Check that the external weights do not take much more memory than their files.
 
-    Many weights that refer to one short file could take any amount of memory. Up to twice the files' size is accepted,
-    which is more than tied weights need. An excess of up to `_SHARED` bytes is also accepted, so small models may share
-    weights as they like.
+    Many weights that refer to one short file could take any amount of memory. A total of up to twice the files' size is
+    accepted, which is more than models with tied weights need. `_SHARED` bytes more are also accepted, so that small
+    models may refer to the same bytes any number of times.
 
     Args:
-        places: file, offset and length of each external weight.
+        places: (file, offset, length) of each external weight.
 
     Raises:
         GraphError: the weights are too large for their files.
@@ -370,7 +375,7 @@ def _locate_external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path,
         file, offset and length in bytes.
 
     Raises:
-        GraphError: the reference is broken, leaves the folder or exceeds the file.
+        GraphError: the reference is broken, points outside the folder or exceeds the file.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")

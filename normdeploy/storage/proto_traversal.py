@@ -1,4 +1,4 @@
-"""Traverse, query and copy ONNX protobufs: the lowest layer that knows them."""
+"""Traverse, query and copy ONNX protobufs. This is the lowest layer that handles them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def attribute_graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    """Return the graphs that an attribute holds.
+    """Return the graphs that an attribute contains.
 
     Returns:
         the graphs of a GRAPH or GRAPHS attribute; empty for most attributes.
@@ -53,7 +53,7 @@ def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
     """Return a node's attributes as plain values.
 
     Returns:
-        name → number, bytes, list, or protobuf of a tensor or graph.
+        name → value: a number, bytes, a list, or the protobuf of a tensor or graph.
     """
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
@@ -62,7 +62,8 @@ def attribute_value(node: onnx.NodeProto, name: str, default: Any = None) -> Any
     """Return one attribute as `attribute_values` does.
 
     Returns:
-        the value; ``default`` if the node does not state it, or if it refers to an attribute of the calling function.
+        the value; ``default`` if the node does not have the attribute, or if its value comes from the call of the
+        function that contains the node.
     """
     for attribute in node.attribute:
         if attribute.name == name and not attribute.ref_attr_name:
@@ -86,7 +87,7 @@ def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.Operator
     """Return the opset entry of ONNX's own domain.
 
     Returns:
-        the entry itself, which can be changed; None if there is none.
+        the entry itself, which can be changed; None if the model does not import that domain.
     """
     return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
@@ -94,7 +95,7 @@ def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.Operator
 def nodes_with_opsets(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
     """List every node of the graph, its bodies and the file's functions, with the opset that applies to it.
 
-    Functions of this project's own ops are left out: they are written anew for each opset.
+    Functions of normdeploy's own ops are left out, because they are written anew for each opset.
 
     Returns:
         pairs (node, opset of ONNX's own domain).
@@ -136,7 +137,7 @@ def copy_model(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_meaningless_dim(dim_param: str) -> bool:
-    """Return True for a dim's name without a letter, such as "?", "-1" or "*", and for Python's None as text.
+    """Return True for a dim's name without a letter, such as "?", "-1" or "*", and for the text "None".
 
     Returns:
         False for a name with a letter and for "", which means that the dim has no name.
@@ -154,7 +155,7 @@ def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [v for v in graph.input if v.name not in initializers]
 
 
-# Domain, name, overload.
+# Key of a function: domain, name, overload.
 FunctionKey = tuple[str, str, str]
 
 
@@ -180,7 +181,7 @@ def metadata_text(proto: onnx.ModelProto, key: str) -> str:
     """Return the metadata value that a file stores under ``key``.
 
     Returns:
-        the text; "" if there is none.
+        the text; "" if the file has no such key.
     """
     return next((p.value for p in proto.metadata_props if p.key == key), "")
 

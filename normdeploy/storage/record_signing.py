@@ -1,16 +1,16 @@
-"""Sign and verify the record of a file, because following a record may run code.
+"""Sign and verify the record of a file. A record must be signed because its flags may run code.
 
-A signature is a small JSON document: HMAC-SHA256 over the record and over the hashes of the user's own modules that
-were imported for it. It is never in the file's own bytes, which are the same for everyone who exports the model. There
-are two keys, each with its own place for signatures:
+A signature is a small JSON document: HMAC-SHA256 over the record and over the hashes of the user's own modules that the
+export imported. The signature is never inside the ONNX file, whose bytes are the same for everyone who exports the
+model. There are two keys, and each has its own place for signatures:
 
-- the user's key, created when first needed, never leaves the machine; its signatures are in the user's state folder, by
-  the record's hash;
-- a team's key, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature is beside the file, as
-  ``m.onnx.sig``.
+- The user's key is created when it is first needed, and never leaves the machine. Its signatures are in the user's
+  state folder, under the record's hash.
+- A team's key is in the file that the environment variable ``NORMDEPLOY_KEY`` names. Its signature is next to the ONNX
+  file, as ``m.onnx.sig``.
 
-A signature says that a holder of the key ran these modules with these flags on the model file of this hash. So a
-genuine signature beside another record, another model file or a changed module proves nothing.
+A signature states that a holder of the key ran these modules with these flags on the model file with this hash. So a
+genuine signature is not valid for another record, another model file or a changed module.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from ..types import PathLike
 from .file_replacement import lock_folder, resolve_writable_path, write_bytes
 
 TEAM_KEY = "NORMDEPLOY_KEY"
-# Bytes of the user's key; a team's key has at least as many.
+# Length in bytes of the user's key, and minimum length of a team's key.
 _KEY_BYTES = 32
 # Largest size of a signature or a team's key, in bytes.
 _MOST = 1 << 20
-# Schema number of the document.
+# Schema number of the signature document.
 _SIGNATURE = 1
 
 
 def sign_record(
     content: Mapping[str, Any], path: PathLike | None = None, code: Mapping[str, str] | None = None
 ) -> None:
-    """Sign a record: in this user's store and, with a team's key, beside the file at ``path``.
+    """Sign a record: with the user's key in this user's store, and with a team's key in the folder of ``path``.
 
-    If the user's key or store can't be written, nothing is stored there, and the flags must be given again later.
+    If the user's key or store can't be written, the user's signature is not stored, and later commands need the flags
+    again.
 
     Args:
-        path: the exported file; None writes no signature of the team.
+        path: the exported file; None writes no team signature.
         code: hashes of the modules that the record imports, from ``find_signed_modules``; None takes the modules of the
             working directory that this process has imported.
 
     Raises:
         InputError: the team's key can't be used.
-        NormdeployError: the signature can't be written beside the file.
+        NormdeployError: the team's signature can't be written to the file's folder.
     """
     if code is None:
         code = imported_module_hashes(Path.cwd())
@@ -71,11 +72,11 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
     """Find the modules that a valid signature of this record covers.
 
     Returns:
-        (modules, ""), modules being path within the working directory → SHA-256; or (None, reason) without a valid
-        signature.
+        (modules, ""), where modules maps the path within the working directory → SHA-256. (None, reason) without a
+        valid signature.
 
     Raises:
-        InputError: there is a team's signature, but the team's key can't be used.
+        InputError: the file has a team's signature, but the team's key can't be used.
     """
     if path is None:
         signature = None
@@ -88,7 +89,8 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
     own = user_key(create=False)
     both = ((own, _read_small_file(_stored_signature_path(content)) if own is not None else None), (theirs, signature))
     valid = [code for key, document in both if (code := _verify_document(key, content, document)) is not None]
-    # The user's signature may cover an older state of modules that somebody has since changed and signed again.
+    # Prefer a signature whose modules are unchanged. The user's signature may cover older modules, which the team has
+    # since changed and signed again.
     if valid:
         return next((code for code in valid if not find_changed_module(code)), valid[0]), ""
     if signature is None or path is None:
@@ -113,7 +115,7 @@ def find_changed_module(code: Mapping[str, str]) -> str:
         code: path within the working directory → SHA-256.
 
     Returns:
-        the module's path, also if it can't be read; "" if all are unchanged.
+        the module's path; "" if all modules are unchanged. A module that can't be read counts as changed.
     """
     for name, digest in code.items():
         try:
@@ -134,7 +136,7 @@ def signature_path(path: PathLike) -> Path:
 
 
 def require_usable_team_key(path: PathLike | None) -> None:
-    """Check before any work that a team's key, if there is one, can be used and its signature can be written.
+    """Check, before any work is done, that a configured team's key can be used and its signature can be written.
 
     Raises:
         InputError, NormdeployError: as ``sign_record``.
@@ -144,7 +146,7 @@ def require_usable_team_key(path: PathLike | None) -> None:
 
 
 def imported_module_hashes(folder: Path) -> dict[str, str]:
-    """Hash the modules of this process that were imported from ``folder`` itself.
+    """Hash the modules that this process has imported from ``folder``.
 
     Returns:
         path within the folder → SHA-256 of the source, sorted by path.
@@ -190,7 +192,8 @@ def _verify_document(key: bytes | None, content: Mapping[str, Any], document: by
     """Verify a signature document.
 
     Returns:
-        the module hashes that it covers; None if it is malformed or was not made with this key for this record.
+        the module hashes that it covers; None if the document is malformed or was not made with this key for this
+        record.
     """
     if key is None or document is None:
         return None
@@ -208,7 +211,9 @@ def _verify_document(key: bytes | None, content: Mapping[str, Any], document: by
 
 
 def _read_small_file(path: Path) -> bytes | None:
-    """Read a regular file of a reasonable size; return None for anything else, because it may come from an attacker."""
+    """Read a regular file of at most `_MOST` bytes. Return None for a larger file and for a path that is not a regular
+    file, because an attacker may have made them.
+    """
     try:
         # Without O_NONBLOCK, opening a pipe would block.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -231,7 +236,8 @@ def read_team_key() -> bytes | None:
         the key without blanks at its ends; None if the variable is not set.
 
     Raises:
-        InputError: the file can't be read, is too short, or is open to others, who may then know the key.
+        InputError: the file can't be read or is too short. Or other users can read the file, so that they may know the
+            key.
     """
     name = os.environ.get(TEAM_KEY, "")
     if not name:
@@ -263,7 +269,7 @@ def read_team_key() -> bytes | None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Return True if only this user can read or change a file.
+    """Return True if only this user can read or change the file.
 
     Returns:
         True on systems without POSIX permissions.
@@ -285,13 +291,13 @@ def user_key(*, create: bool) -> bytes | None:
     """Read or create this user's key.
 
     Args:
-        create: create the key if it is missing or unusable.
+        create: True creates the key if it is missing or unusable.
 
     Returns:
-        the key; None if there is none and none could be created. A record is then not signed, and no signature of the
+        the key; None if no key exists and none could be created. A record is then not signed, and no signature of the
         user is found.
     """
-    # RuntimeError means that there is no home folder.
+    # A RuntimeError means that the user has no home folder.
     with suppress(OSError, RuntimeError):
         folder = _state_folder()
         path = folder / "key"
@@ -310,7 +316,7 @@ def user_key(*, create: bool) -> bytes | None:
 
 
 def _read_usable_key(path: Path) -> bytes | None:
-    """Read a key; return None if it is missing, truncated, or was open to others, who may know it."""
+    """Read a key. Return None if the key is missing or truncated, or if other users could read it."""
     try:
         status = path.stat()
         key = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Read a small handwritten file, and refuse devices, endless pipes and large files under its name."""
+"""Read a small file that a user wrote. Devices, endless pipes and large files are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from ..errors import InputError
 from ..types import PathLike
 
-# Seconds until a pipe must have ended.
+# Maximum seconds until a pipe must have ended.
 PATIENCE = 10.0
 
 
@@ -26,9 +26,9 @@ def read_regular(path: PathLike, *, most: int) -> bytes:
         the content.
 
     Raises:
-        InputError: it is neither a file nor a pipe, has more than ``most`` bytes, or is a pipe that stays empty or does
-            not end within `PATIENCE` seconds.
-        OSError: it can't be read.
+        InputError: the path is neither a file nor a pipe, or the content has more than ``most`` bytes. Or a pipe stays
+            empty or does not end within `PATIENCE` seconds.
+        OSError: the file can't be read.
     """
     # Without O_NONBLOCK, opening a pipe would block.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -44,7 +44,7 @@ def read_regular(path: PathLike, *, most: int) -> bytes:
 
 
 def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
-    """Read until every writer of a pipe has closed it."""
+    """Read a pipe until all of its writers have closed the pipe."""
     parts = list[bytes]()
     size = 0
     deadline = time.monotonic() + PATIENCE
@@ -55,7 +55,7 @@ def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
             select.select([handle], [], [], left)
             continue
         if not part:
-            # A pipe without a writer looks as if it had ended.
+            # A read from a pipe that no process has opened for writing also returns no bytes.
             if parts:
                 return b"".join(parts)
             raise InputError(f"{os.fspath(path)!r} is a pipe without data; pass a file")

@@ -1,11 +1,12 @@
 """Share large weights between the copies of a model, as arrays of this process.
 
-A protobuf copies a weight each time it is read, and each time a message is assembled from others. So while a model is
-rewritten, its large floating-point weights are arrays, and its initializers hold only their keys. The owner of such a
-model must keep its `Weights`; the arrays live as long as they do. The location is random, so that no file can name one.
+Protobuf copies a weight each time the weight is read, and each time a message is built from other messages. So while a
+model is rewritten, its large floating-point weights are kept as arrays, and its initializers contain only the keys of
+these arrays. The owner of such a model must keep its `Weights`, because the arrays are freed with them. The external
+location that marks such an initializer contains a random number, so that no file can refer to an array.
 
-The weight of a linear layer is torch's own memory, read in column-major order. A row-major copy would take as much
-memory again, for all layers at once. Instead it is copied one layer at a time, when the weight is written.
+The array of a linear layer's weight is torch's own memory, read in column-major order. Row-major copies of the weights
+of all layers would double the memory. Instead, the weight of one layer at a time is copied when it is written.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import onnx
 
 from ..errors import GraphError
 
-# Smallest weight, in bytes, that is worth sharing.
+# Minimum size in bytes of a weight that is shared. Smaller weights stay in the initializer.
 SMALLEST = 2**14
-# numpy's own types, which raw_data stores in the same layout.
+# Types of weights that are shared: numpy's own types, which raw_data stores in the same layout.
 _TYPES = frozenset({"float16", "float32", "float64"})
 _LOCATION = f"held by the process {secrets.token_hex(16)}"
 _arrays: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
@@ -32,7 +33,7 @@ Weights = dict[str, np.ndarray]
 
 
 def share_array(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None:
-    """Make ``tensor``, whose name, type and dims are set, refer to ``array``.
+    """Make ``tensor`` refer to ``array``. The tensor's name, type and dims must be set.
 
     The array is added to ``weights`` and must not be written to afterwards.
     """
@@ -53,7 +54,7 @@ def share_array(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -
 
 
 def is_column_major(array: np.ndarray) -> bool:
-    """Return True for a matrix that is stored by columns: the transpose of a row-major one.
+    """Return True for a matrix that is stored by columns, such as the transpose of a row-major matrix.
 
     Returns:
         False for contiguous row-major arrays, and for arrays that are not matrices.
@@ -74,10 +75,10 @@ def shared_array(tensor: onnx.TensorProto) -> np.ndarray | None:
     """Return the shared array that ``tensor`` refers to.
 
     Returns:
-        the read-only array; None if the tensor refers to none.
+        the read-only array; None if the tensor does not refer to a shared array.
 
     Raises:
-        GraphError: the model was kept, but its `Weights` were not.
+        GraphError: the array was freed, because the model's owner did not keep its `Weights`.
     """
     if tensor.data_location != onnx.TensorProto.EXTERNAL or len(tensor.external_data) != 2:
         return None
@@ -96,7 +97,7 @@ def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
     """Return the elements of a tensor, inline or shared.
 
     Returns:
-        an array in the tensor's shape; that of a shared weight is read-only.
+        an array in the tensor's shape. The array of a shared weight is read-only.
     """
     own = shared_array(tensor)
     if own is None:
@@ -105,7 +106,7 @@ def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
 
 
 def embed_shared_array(tensor: onnx.TensorProto) -> None:
-    """Store the elements of a shared weight in ``tensor`` itself; other tensors stay unchanged."""
+    """Store the elements of a shared weight in ``tensor`` itself. A tensor that is not shared stays unchanged."""
     if (own := shared_array(tensor)) is not None:
         tensor.raw_data = own.tobytes()
         tensor.ClearField("data_location")

@@ -1,11 +1,11 @@
-"""Convert sparse tensors to dense ones when a model is opened.
+"""Convert sparse tensors to dense tensors when a model is opened.
 
 ONNX stores a sparse tensor as its nonzero values and their indices, in ``GraphProto.sparse_initializer`` and in the
-attribute ``sparse_value`` of Constant. Readers of ONNX disagree about them: graphsurgeon reads only typed fields and
-takes values in ``raw_data`` for zeros. After this step no other module sees a sparse tensor.
+attribute ``sparse_value`` of Constant. Libraries read sparse tensors differently: graphsurgeon reads only typed fields
+and treats values in ``raw_data`` as zeros. After this step no other module sees a sparse tensor.
 
 Source of the formats: ``SparseTensorProto`` in onnx.proto. Indices are int64, of shape [NNZ] (positions in the
-flattened tensor) or [NNZ, rank] (coordinates), in ascending order and each once.
+flattened tensor) or [NNZ, rank] (coordinates), in ascending order and without duplicates.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import onnx
 from ..errors import GraphError
 from .proto_traversal import iter_bodies
 
-# Elements of one dense tensor: a few bytes can state any shape.
+# Maximum number of elements of one dense tensor. It is needed because a few bytes of a file can state any shape.
 MOST_ELEMENTS = 2**28
-# Dense elements of all tensors for each stored value: pruned weights keep more than one in a hundred of their elements.
+# Maximum ratio of dense elements to stored values, over all tensors together. Pruned weights keep more than 1 % of
+# their elements.
 _MOST_PER_VALUE = 128
 
 
 def has_sparse(proto: onnx.ModelProto) -> bool:
-    """Return True if a graph, body or function of ``proto`` holds a sparse tensor.
+    """Return True if a graph, body or function of ``proto`` contains a sparse tensor.
 
     Returns:
         False if there is nothing to densify.
@@ -35,7 +36,7 @@ def has_sparse(proto: onnx.ModelProto) -> bool:
 
 
 def densify_model(proto: onnx.ModelProto) -> None:
-    """Replace every sparse tensor of ``proto``, in place, by a dense one of the same name, shape and type.
+    """Replace every sparse tensor of ``proto``, in place, by a dense tensor of the same name, shape and type.
 
     Tensors whose values or indices are in a file that was not read stay sparse.
 
@@ -59,8 +60,8 @@ def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
     """Refuse sparse tensors that are too large to be densified.
 
     Raises:
-        GraphError: a tensor has a negative size or more than `MOST_ELEMENTS` elements, or all together have more and
-            store hardly any values.
+        GraphError: a tensor has a negative size or more than `MOST_ELEMENTS` elements. Or all tensors together have
+            more than `MOST_ELEMENTS` elements and store too few values.
     """
     elements = 0
     stored = 0
@@ -96,7 +97,7 @@ def _densify_initializers(graph: onnx.GraphProto) -> None:
         if sparse.values.name in dense_names:
             raise GraphError(f"the weight {sparse.values.name!r} is stored twice, sparse and dense; keep one of them")
         graph.initializer.append(densify_tensor(sparse, sparse.values.name))
-    # A protobuf list can't hold its own members while it is cleared.
+    # Copy the members first, because clearing a protobuf list invalidates them.
     kept = [onnx.SparseTensorProto.FromString(sparse.SerializeToString()) for sparse in unread]
     graph.ClearField("sparse_initializer")
     graph.sparse_initializer.extend(kept)
@@ -117,10 +118,11 @@ def _is_loaded(sparse: onnx.SparseTensorProto) -> bool:
 
 
 def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
-    """Convert one sparse tensor to a dense one.
+    """Convert one sparse tensor to a dense tensor.
 
     Args:
-        sparse: values of shape [NNZ], indices of shape [NNZ] or [NNZ, rank], ``dims`` the shape of the dense tensor.
+        sparse: values of shape [NNZ], indices of shape [NNZ] or [NNZ, rank], and ``dims``, the shape of the dense
+            tensor.
         name: name of the result, also used in messages.
 
     Returns:
@@ -141,7 +143,7 @@ def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProt
     dense = np.zeros(math.prod(shape), values.dtype)
     dense[positions] = values
     tensor = onnx.numpy_helper.from_array(dense.reshape(shape), name)
-    # numpy has one type for several ONNX types, so the stored type is written back.
+    # One numpy type represents several ONNX types, so the original ONNX type is set again.
     tensor.data_type = sparse.values.data_type
     return tensor
 

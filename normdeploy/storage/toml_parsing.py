@@ -7,11 +7,11 @@ import tomllib
 from typing import Any
 
 _MOST_PARTS = 100
-# A key or table name with more than `_MOST_PARTS` parts. A part can't start inside a word, or every letter would be a
-# start.
+# `_LONG_KEY` matches a key or table name with more than `_MOST_PARTS` parts. A match can't start inside a word, because
+# otherwise each letter would be tried as a start.
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w.-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
-# TOML's integers have 64 bits; tomllib accepts larger ones.
+# Limits of TOML's integers, which have 64 bits. tomllib accepts larger integers.
 _LEAST = -(2**63)
 _MOST = 2**63 - 1
 _LONG_INTEGER = re.compile(r"(?<![\w.])[+-]?\d[\d_]{18,}+(?![\w.])")
@@ -20,7 +20,8 @@ _LONG_INTEGER = re.compile(r"(?<![\w.])[+-]?\d[\d_]{18,}+(?![\w.])")
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text.
 
-    tomllib takes time and memory quadratic in the number of a dotted key's parts: 50,000 of them take 4 GB.
+    For a dotted key, tomllib takes time and memory quadratic in the number of parts: 50,000 parts take 4 GB. So keys
+    with too many parts are refused.
 
     Returns:
         the top-level table.

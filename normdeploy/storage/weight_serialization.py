@@ -1,4 +1,6 @@
-"""Separate a model's weights from the rest: keep one copy in memory, and write them one after the other."""
+"""Separate a model's weights from its graph, to keep only one copy of them in memory and write them one after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +17,32 @@ import onnx
 from ..errors import GraphError
 from . import shared_weights
 
-# Bytes. A runtime can then map each weight straight from the file.
+# Alignment in bytes of each weight in its file. With this alignment, a runtime can map weights directly from the file.
 _ALIGNMENT = 4096
-# 2-, 4- and 8-bit types that numpy lacks; onnxruntime makes no value of them, so a session can't be fed with them.
+# Types of 2, 4 and 8 bits that numpy lacks. onnxruntime can't make an OrtValue of such an array, so the array can't be
+# passed to a session.
 _UNFED = frozenset(
     number
     for name, number in onnx.TensorProto.DataType.items()
     if name.startswith(("INT4", "UINT4", "INT2", "UINT2", "FLOAT4", "FLOAT8"))
 )
-# Bytes that are transposed at once, so that they stay in the processor's cache.
+# Number of bytes that are transposed at a time, so that they fit in the processor's cache.
 _PIECE = 2**18
 
 
 def detach_weights(
     proto: onnx.ModelProto, smallest: int = 1024, fed: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """Copy a model with references in place of its large initializers.
+    """Copy a model, with references instead of its large initializers.
 
-    The copy costs no more memory than the nodes do. The references have no location yet (`set_weight_locations`).
+    The copy takes no more memory than the nodes. The references have no location yet (`set_weight_locations`).
 
     Args:
         smallest: detach initializers of at least this many bytes; shared arrays are always detached.
-        fed: detach only initializers that can be passed to a session: those of numpy's types and bfloat16.
+        fed: detach only initializers that can be passed to a session, which have one of numpy's types or bfloat16.
 
     Returns:
-        the copy, and the detached initializers by name. These are the initializers of ``proto`` itself, not copies.
+        the copy, and the detached initializers by name. They are the initializers of ``proto`` itself, not copies.
     """
     initializers = proto.graph.initializer
     large = {
@@ -62,12 +65,12 @@ def detach_weights(
 
 
 def share_large_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, shared_weights.Weights]:
-    """Copy a model with its large weights held as shared arrays (`normdeploy.storage.shared_weights`).
+    """Copy a model, with its large weights as shared arrays (`normdeploy.storage.shared_weights`).
 
     Release ``proto`` afterwards to free its memory: a protobuf keeps the memory of cleared fields.
 
     Returns:
-        the copy, whose main graph refers to its large weights, and these weights.
+        the copy, whose main graph refers to the large weights, and these weights.
     """
     light, large = detach_weights(proto, shared_weights.SMALLEST)
     weights: shared_weights.Weights = {}
@@ -88,7 +91,7 @@ def set_weight_locations(light: onnx.ModelProto, places: Mapping[str, tuple[str,
     """Write the external location of each detached initializer.
 
     Args:
-        places: initializer name → (location, offset, length), offset and length in bytes.
+        places: initializer name → (location, offset, length), with offset and length in bytes.
     """
     for tensor in light.graph.initializer:
         if tensor.name in places:
@@ -101,7 +104,8 @@ def _fields_except(message: onnx.ModelProto | onnx.GraphProto, without: str) -> 
 
 
 def tensor_nbytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a tensor's data, computed from its shape, because reading ``raw_data`` would copy it.
+    """Return the number of bytes of a tensor's data. It is computed from the shape, because reading ``raw_data`` would
+    copy the data.
 
     Returns:
         the size rounded up to whole bytes.
@@ -111,12 +115,12 @@ def tensor_nbytes(tensor: onnx.TensorProto) -> int:
 
 @cache
 def element_bits(data_type: int) -> int:
-    """Return the bits of one element in ``raw_data``.
+    """Return the number of bits of one element in ``raw_data``.
 
-    onnx_ir knows them too, but imports sympy, which takes 0.4 s before a file is opened.
+    onnx_ir has such a table too, but its import loads sympy, which takes 0.4 s.
 
     Returns:
-        a number below 8 if several elements share a byte; 8 for strings, which ``raw_data`` never holds.
+        a number below 8 if several elements share a byte; 8 for strings, which ``raw_data`` never contains.
     """
     if data_type == onnx.TensorProto.STRING:
         return 8
@@ -129,7 +133,7 @@ def element_bits(data_type: int) -> int:
 def iter_weight_chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a weight without copying it as a whole.
 
-    A shared array is read in place; a column-major one is copied a few rows at a time.
+    A row-major shared array is read in place. A column-major array is copied a few rows at a time.
 
     Raises:
         GraphError: the weight does not have as many bytes as its shape needs.
@@ -153,13 +157,13 @@ def iter_weight_chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]
 
 
 def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
-    """Write a model with its weights inside, without ever holding the whole in memory.
+    """Write a model with its weights inside. The whole file is never in memory.
 
     The file equals ``SerializeToString`` of the whole model except for the order of fields. It follows protobuf's wire
     format: the field's tag and the length come before each embedded message.
 
     Args:
-        light: the model with detached weights; it is emptied.
+        light: the model with detached weights. It is emptied.
         weights: the detached weights by name.
     """
     pieces: list[tuple[bytes, onnx.TensorProto | None]] = []
@@ -187,7 +191,9 @@ def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 def _encode_field(
     message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0
 ) -> bytes:
-    """Encode the start of a length-delimited field: tag, length and ``content``; ``follows`` more bytes come later."""
+    """Encode the start of a length-delimited field: tag, length and ``content``. The length also counts ``follows``
+    more bytes, which the caller writes later.
+    """
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return bytes([tag]) + _encode_varint(len(content) + follows) + content
 

@@ -1,4 +1,4 @@
-"""Refuse files that ONNX's checker accepts but no later step can read; each error names the culprit.
+"""Refuse files that ONNX's checker accepts but no later step can read. Each error names the faulty part.
 
 These checks run when a file is opened.
 """
@@ -20,24 +20,27 @@ from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
-# Types that store two numbers for each element.
+# Types that store two numbers for each element: real and imaginary part.
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
-# numpy's limit.
+# Maximum number of dims of a numpy array.
 _MOST_RANK = 64
-# numpy multiplies the sizes and the bytes of an element (at most 16) as int64, even if one of the sizes is 0.
+# Maximum product of a tensor's sizes other than 0. numpy computes the product of these sizes and the bytes of an
+# element (at most 16) as int64, even if another size is 0.
 _MOST_PLACES = 2**59
-# Characters of a name. Every table, error and key repeats it, and onnx compares names in time quadratic in their
-# length.
+# Maximum number of characters of a name. Every table, error and key repeats names, and onnx compares names in time
+# quadratic in their length.
 _LONGEST_NAME = 2**16
-# Text fields that are not names; a metadata record is stored in ``value``.
+# Text fields that are not names, so their length is not limited. ``value`` is a metadata value, which may contain a
+# long record.
 _UNNAMED = frozenset({"doc_string", "value"})
-# Nodes after all function calls are inlined. 40 functions that each call the previous one twice make 2**40.
+# Maximum number of nodes after all function calls are inlined. 40 functions that each call the previous function twice
+# would make 2**40 nodes.
 _MOST_NODES = 2**18
-# Exporters write this count for a Loop that only its condition ends.
+# Count that exporters write for a Loop that ends only by its condition.
 _ENDLESS = 2**63 - 1
-# Rounds of a Loop that nothing ends earlier: an hour at a microsecond each.
+# Maximum number of iterations of a Loop that no condition ends earlier. At a microsecond each, they take over an hour.
 _MOST_ROUNDS = 2**32
-# Nodes are counted up to this number; the exact sum may have as many digits as the file has bytes.
+# Nodes are counted only up to this number, because the exact number may have as many digits as the file has bytes.
 _COUNTED = 2**62
 
 
@@ -46,8 +49,9 @@ def require_wellformed(
 ) -> None:
     """Check texts, types, tensors, opsets, attributes, functions and loops of a model.
 
-    Texts must be UTF-8, types must exist, and tensors must hold as much data as their shape says. Functions must
-    neither call themselves nor multiply without end. The data of external tensors is not checked.
+    Texts must be UTF-8, types must exist, and tensors must contain as much data as their shape requires. Functions must
+    not call themselves, and their calls must not multiply to too many nodes. The data of external tensors is not
+    checked.
 
     Args:
         bodies: all graphs and functions of the model.
@@ -60,7 +64,7 @@ def require_wellformed(
     for tensor in tensors:
         _require_complete_tensor(tensor)
     for holder in (proto, *proto.functions):
-        # onnx.compose writes the same entry twice.
+        # The same entry may occur twice, because onnx.compose writes duplicates.
         stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}
         domains = [domain for domain, _ in stated]
         if (
@@ -79,11 +83,11 @@ def require_wellformed(
 def require_termination(proto: onnx.ModelProto) -> None:
     """Check that a runtime would reach its first result in reasonable time.
 
-    The file itself states how often functions are called and how many rounds Loops make. Counts that depend on data are
-    not checked.
+    The check uses the numbers of function calls and of Loop iterations that the file itself states. Numbers that depend
+    on data are not checked.
 
     Raises:
-        GraphError: a function calls itself, the calls are too many, or a Loop has no end.
+        GraphError: a function calls itself, the calls make too many nodes, or a Loop has too many iterations or no end.
     """
     _require_bounded_calls(proto)
     for holder in (proto.graph, *proto.functions):
@@ -91,7 +95,7 @@ def require_termination(proto: onnx.ModelProto) -> None:
 
 
 def _require_valid_texts(proto: onnx.ModelProto) -> None:
-    """Check that texts are UTF-8 and names short. Protobuf returns invalid UTF-8 as bytes.
+    """Check that texts are UTF-8 and names are not too long. Protobuf returns invalid UTF-8 as bytes.
 
     Raises:
         GraphError: a text is not UTF-8, or a name is longer than `_LONGEST_NAME`.
@@ -100,7 +104,7 @@ def _require_valid_texts(proto: onnx.ModelProto) -> None:
     while stack:
         message = stack.pop()
         texts: list[str | bytes] = []
-        # ListFields would copy the tensor's data.
+        # Tensors are handled separately, because ListFields would copy their data.
         if isinstance(message, onnx.TensorProto):
             texts = [message.name, message.doc_string]
             _require_short_names([message.name])
@@ -245,7 +249,7 @@ def _constant_scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str,
     """Collect single INT64 and BOOL constants of a graph or function and its bodies.
 
     Returns:
-        name → value, without constants that a caller may replace and without external ones.
+        name → value, without constants that a caller may replace and without external constants.
     """
     bodies = [holder, *(body for node in holder.node for body in iter_subgraphs(node))]
     scalars = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
@@ -269,11 +273,11 @@ def _constant_scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str,
 
 
 def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str, int], around: int) -> None:
-    """Check the rounds of each Loop in ``body``, nested Loops multiplied.
+    """Check the number of iterations of each Loop in ``body``. For nested Loops, the numbers are multiplied.
 
     Args:
-        known: constant scalars by name.
-        around: minimum number of times that ``body`` itself runs; 0 if that depends on data.
+        known: name of a constant scalar -> its value.
+        around: minimum number of times that ``body`` itself runs; 0 if the number depends on data.
     """
     for node in body.node:
         rounds = around * (_loop_rounds(node, known) if node.op_type == "Loop" else 1)
@@ -292,7 +296,7 @@ def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: di
 
 
 def _loop_rounds(loop: onnx.NodeProto, known: dict[str, int]) -> int:
-    """Return the certain number of rounds of a Loop; 0 if its count or its condition is computed."""
+    """Return the number of iterations that a Loop certainly makes; 0 if its count or its condition is computed."""
     count, condition = [*loop.input, "", ""][:2]
     body = next((a.g for a in loop.attribute if a.name == "body"), None)
     if body is None or not body.output or len(body.input) < 2 or (condition and not known.get(condition)):

@@ -13,15 +13,15 @@ from ..log import log
 from ..reports.page_templates import format_bytes
 from ..types import Progress
 
-# Smaller files load at once, so that their size says nothing.
+# Minimum bytes of a file whose size is shown on the progress bar. Smaller files load in an instant.
 _LARGE = 10_000_000
 
 
 class StageTimer:
-    """Seconds of each stage of a verb; reports the running stage to the progress bar.
+    """Measure the seconds of each stage of a verb, and report the running stage to the progress bar.
 
     Attributes:
-        seconds: stage name -> seconds, in the order run.
+        seconds: stage name -> seconds, in the order of the stages.
     """
 
     def __init__(self, progress: Progress | None) -> None:
@@ -45,13 +45,13 @@ class StageTimer:
 
 
 def describe_loading(source: object) -> str:
-    """Say why loading takes its time.
+    """Describe what makes loading a source slow, for the progress bar.
 
     Args:
         source: a file, a folder or a model in memory.
 
     Returns:
-        for example "model.pt2, 2.1 GB, after the import of torch"; "" if there is nothing to say.
+        for example "model.pt2, 2.1 GB, after the import of torch"; "" for a model in memory.
     """
     if not isinstance(source, str | os.PathLike):
         return ""

@@ -100,6 +100,15 @@ CASES = [
         attrs={"groups": 4, "activation": 0},
         nodes=5,
     ),
+    Case("GatedRMSNorm", [(2, 3, 8), H, (2, 3, 8)], "RMSNormalization", nodes=4),
+    Case("GatedRMSNorm", [(2, 3, 24), H, (2, 3, 24)], "RMSNormalization", attrs={"epsilon": 0.1}, opset=21, nodes=6),
+    Case("GatedRMSNorm", [(2, 3, 24), H, (2, 3, 24)], "RMSNormalization", attrs={"activation": "sigmoid"}, nodes=5),
+    Case("BranchwiseRMSNorm", [(2, 3, 4, 8), H], "RMSNormalization"),
+    Case("BranchwiseRMSNorm", [(2, 3, 8)], "RMSNormalization", attrs={"epsilon": 0.1}),
+    Case("BranchwiseRMSNorm", [(2, 3, 32), H], "RMSNormalization", attrs={"num_branches": 4}, nodes=3),
+    Case("BranchwiseRMSNorm", [(2, 3, 32), (32,)], "RMSNormalization", attrs={"num_branches": 4}, nodes=5),
+    Case("BranchwiseRMSNorm", [(2, 3, 32), (4, 8)], "RMSNormalization", attrs={"num_branches": 4}, nodes=4),
+    Case("BranchwiseRMSNorm", [(2, 3, 32)], "RMSNormalization", attrs={"num_branches": 4}, nodes=3),
     Case(
         "GroupNorm",
         [(2, 64, 4, 3), (64,), (64,)],
@@ -325,7 +334,8 @@ def test_statistics_of_half_precision_are_taken_in_float32(case: Case) -> None:
     agrees(got, ref, "float16")
 
 
-KERNELS = [c for c in CASES if c.domain in ("", "com.microsoft") and "LayerNormalization" in c.op and c.op[0] != "C"]
+WITH_KERNEL = ("LayerNormalization", "GatedRMSNorm", "BranchwiseRMSNorm")
+KERNELS = [c for c in CASES if c.domain in ("", "com.microsoft") and c.op.endswith(WITH_KERNEL) and c.op[0] != "C"]
 
 
 @pytest.mark.parametrize("case", KERNELS, ids=lambda c: c.id)
@@ -390,8 +400,24 @@ REFUSED = {
         "its activation is 7",
     ),
     "unknown": (
-        "{ y = com.microsoft.GatedRMSNorm (x, g, s) }",
-        "GatedRMSNorm (com.microsoft) has no known definition",
+        "{ y = com.microsoft.GatedLayerNorm (x, g, s) }",
+        "GatedLayerNorm (com.microsoft) has no known definition",
+    ),
+    "a gate through another activation": (
+        '{ y = com.microsoft.GatedRMSNorm <activation = "tanh"> (x, g, s) }',
+        "its activation is 'tanh'; expected 'silu', 'swish' or 'sigmoid'",
+    ),
+    "heads that don't divide": (
+        "<float[3] c = {1,2,3}> { y = com.microsoft.GatedRMSNorm (x, c, s) }",
+        "the last size 8 of 'x' is not divisible by 3",
+    ),
+    "branches that don't divide": (
+        "{ y = com.microsoft.BranchwiseRMSNorm <num_branches = 3> (x, g) }",
+        "its last size 8 is not divisible into 3 branches",
+    ),
+    "fewer than no branches": (
+        "{ y = com.microsoft.BranchwiseRMSNorm <num_branches = -1> (x, g) }",
+        "its number of branches is -1",
     ),
     "a plugin that nobody knows": (
         "{ y = LayerNormPluginDynamic (x, g, b) }",

@@ -1,5 +1,5 @@
 """The C++ example: compiled with NVIDIA's headers where they are at hand and with one of ours, linked with stubs of
-libnvinfer and libcudart (docs/cpp.md), and run. The name of each test says with which headers.
+libnvinfer and libcudart (docs/reference/cpp.md), and run. The name of each test says with which headers.
 
 The stub's engine computes y = 2x + 1 on the CPU. Nothing here shows that TensorRT itself loads an engine: that is
 tests/plugins/test_gpu_cpp.py.
@@ -451,9 +451,9 @@ def test_a_library_of_nvidias(program: Program, libraries: Path, engine: Path) -
 
 
 def test_page(libraries: Path, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/cpp.md: its commands build the example with CMake, and run it; they print what the page shows."""
+    """docs/reference/cpp.md: its commands build the example with CMake, and run it; they print what the page shows."""
     if CMAKE is None:
-        pytest.skip("cmake is not here: docs/cpp.md's commands were not run")
+        pytest.skip("cmake is not here: docs/reference/cpp.md's commands were not run")
     folder, prefix = engine.parent, engine.parent / "prefix"
     (folder / "examples").symlink_to(ROOT / "examples")
     prefix.mkdir()
@@ -461,7 +461,7 @@ def test_page(libraries: Path, engine: Path, monkeypatch: pytest.MonkeyPatch) ->
     (prefix / "include").symlink_to(nvidia_headers() or HERE / "include")
     print(f"headers: {NVIDIAS if nvidia_headers() else OURS}")
     environment = os.environ | {"CMAKE_PREFIX_PATH": str(prefix), "CUDA_HOME": str((cuda_headers() or folder).parent)}
-    shown = [b for b in blocks((ROOT / "docs" / "cpp.md").read_text()) if b.language in ("sh", "text")]
+    shown = [b for b in blocks((ROOT / "docs" / "reference" / "cpp.md").read_text()) if b.language in ("sh", "text")]
     run = 0
     for block, answer in zip(shown, [*shown[1:], None], strict=True):
         if block.language != "sh" or not re.match("cmake |build/cpp/run_engine ", block.text):

@@ -269,6 +269,10 @@ def own(op: str, inputs: dict[str, list[Any]], outputs: list[str], kind: int = 1
             "its two inputs are not known to have the same shape",
         ),
         (
+            own("GatedRMSNorm", {"x": ["b", "s", 8], "g": [8], "z": ["s", 8]}, ["y"], epsilon=1e-5),
+            "its input and its gate are not known to have the same shape",
+        ),
+        (
             own("RMSNorm", {"x": ["b", "s", 8], "g": [8]}, ["y"], 11, epsilon=1e-5, axes=[-1]),
             "its statistics are in float64",
         ),

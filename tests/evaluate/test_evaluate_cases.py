@@ -127,6 +127,8 @@ ONNXRUNTIME_ONLY = {
     ("com.microsoft", "SimplifiedLayerNormalization"),
     ("com.microsoft", "SkipLayerNormalization"),
     ("com.microsoft", "SkipSimplifiedLayerNormalization"),
+    ("com.microsoft", "GatedRMSNorm"),
+    ("com.microsoft", "BranchwiseRMSNorm"),
 }
 
 
@@ -298,6 +300,14 @@ CONTRIB = [
     ("SkipLayerNormalization", [TOKENS, SKIP[0], GAMMA, None, BIAS], {}, 1),
     ("SkipSimplifiedLayerNormalization", [TOKENS, SKIP, GAMMA], {"epsilon": 0.125}, 1),
     ("SkipSimplifiedLayerNormalization", [TOKENS, SKIP, GAMMA, BIAS], {}, 4),
+    ("GatedRMSNorm", [TOKENS, GAMMA, SKIP], {}, 1),
+    ("GatedRMSNorm", [TOKENS, GAMMA[:4], SKIP], {"epsilon": 0.125, "activation": "swish"}, 1),
+    ("GatedRMSNorm", [TOKENS, GAMMA[:2], SKIP], {"activation": "sigmoid"}, 1),
+    ("BranchwiseRMSNorm", [TOKENS], {"epsilon": 0.125}, 1),
+    ("BranchwiseRMSNorm", [TOKENS, GAMMA], {}, 1),
+    ("BranchwiseRMSNorm", [TOKENS, GAMMA[:4]], {"num_branches": 2}, 1),
+    ("BranchwiseRMSNorm", [TOKENS, GAMMA], {"num_branches": 2}, 1),
+    ("BranchwiseRMSNorm", [TOKENS, GAMMA.reshape(2, 4)], {"num_branches": 2, "epsilon": 0.125}, 1),
 ]
 
 

@@ -124,7 +124,7 @@ def test_what_does_not_verify_is_refused(tmp_path: Path, made: Callable[[Path], 
 
 
 def test_keys_that_openssl_makes(tmp_path: Path) -> None:
-    """As docs/evidence.md says; the hash too."""
+    """As docs/reference/evidence.md says; the hash too."""
     for words in (
         "genpkey -algorithm ed25519 -out k.pem",
         "pkey -in k.pem -pubout -out p.pem",

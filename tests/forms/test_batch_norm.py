@@ -164,6 +164,115 @@ def test_through_views_that_keep_the_channels(name: str) -> None:
     assert [f.status for f in summary.findings] == ["folded"]
 
 
+PLACES = {1: (9,), 2: (5, 4), 3: (3, 4, 5)}
+
+
+def per_sample(before: list[Node], size: int | str, repeats: list[str]) -> list[Node]:
+    """Write a BatchNormalization over (1, samples·channels, …), as torch exports an InstanceNorm with statistics.
+
+    Args:
+        before: nodes that compute h from x.
+        size: number of samples, or the name of that dim.
+        repeats: names of the four parameters for all samples; with a dim, Tile nodes compute these.
+    """
+    tiles: list[Node] = []
+    if isinstance(size, str):
+        tiles = [("Shape", ["h"], "samples", {"end": 1})]
+        tiles += [("Tile", [name, "samples"], made) for name, made in zip("abmv", repeats, strict=True)]
+    return [
+        *before,
+        *tiles,
+        ("Reshape", ["h", "one"], "r"),
+        ("BatchNormalization", ["r", *repeats], "s"),
+        ("Reshape", ["s", "back"], "y"),
+    ]
+
+
+REPEATS = ["ra", "rb", "rm", "rv"]
+
+
+def shapes_of_samples(places: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {"one": np.array([1, -1, *places]), "back": np.array([-1, 6, *places])}
+
+
+def repeated_statistics(samples: int) -> dict[str, np.ndarray]:
+    return {f"r{name}": np.tile(value, samples) for name, value in statistics(6).items()}
+
+
+@pytest.mark.parametrize("dims", PLACES)
+@pytest.mark.parametrize("size", [3, "N"])
+def test_parameters_repeated_for_each_sample_are_folded(size: int | str, dims: int) -> None:
+    places = PLACES[dims]
+    constants = {"w": values("w", 6, 4, *[3] * dims)} | shapes_of_samples(places)
+    constants |= repeated_statistics(size) if isinstance(size, int) else statistics(6)
+    before: list[Node] = [("Conv", ["x", "w"], "h", {"pads": [1] * 2 * dims})]
+    nodes = per_sample(before, size, REPEATS)
+    ops, summary = optimized(net(nodes, [size, 4, *places], constants), 3, 4, *places)
+    assert ops == ["Conv"]
+    assert [(f.status, f.certificate.method if f.certificate else "") for f in summary.findings] == [
+        ("folded", "exact")
+    ]
+
+
+@pytest.mark.parametrize("size", [3, "N"])
+def test_parameters_repeated_for_each_sample_without_a_linear_op_are_one_scale_and_shift(size: int | str) -> None:
+    """Near its thresholds, the whole model is compared with perturbed parameters, also if Tile reads them."""
+    constants = shapes_of_samples(PLACES[2])
+    constants |= repeated_statistics(size) if isinstance(size, int) else statistics(6)
+    nodes = per_sample([("Relu", ["x"], "h")], size, REPEATS)
+    nodes[-1] = ("Reshape", ["s", "back"], "z")
+    ops, _ = optimized(net([*nodes, ("Relu", ["z"], "y")], [size, 6, *PLACES[2]], constants), 3, 6, *PLACES[2])
+    assert ops == ["Relu", "Mul", "Add", "Relu"]
+
+
+def test_a_scale_by_hand_repeated_for_each_sample_is_folded() -> None:
+    constants = {"w": values("w", 6, 4, 1, 1), **shapes_of_samples(PLACES[2])}
+    constants |= {name: np.tile(values(name, 6), 3).reshape(1, 18, 1, 1) for name in ("a", "b", "m")}
+    nodes: list[Node] = [
+        ("Conv", ["x", "w"], "h"),
+        ("Reshape", ["h", "one"], "r"),
+        ("Sub", ["r", "m"], "d"),
+        ("Mul", ["d", "a"], "e"),
+        ("Add", ["e", "b"], "s"),
+        ("Reshape", ["s", "back"], "y"),
+    ]
+    ops, _ = optimized(net(nodes, [3, 4, *PLACES[2]], constants), 3, 4, *PLACES[2])
+    assert ops == ["Conv"]
+
+
+def test_a_scale_with_equal_rows_for_all_samples_is_folded() -> None:
+    constants = {"w": values("w", 6, 4, 1, 1)}
+    constants |= {name: np.tile(values(name, 1, 6, 1, 1), (3, 1, 1, 1)) for name in ("a", "b", "m")}
+    nodes: list[Node] = [
+        ("Conv", ["x", "w"], "h"),
+        ("Sub", ["h", "m"], "d"),
+        ("Mul", ["d", "a"], "e"),
+        ("Add", ["e", "b"], "y"),
+    ]
+    ops, _ = optimized(net(nodes, [3, 4, *PLACES[2]], constants), 3, 4, *PLACES[2])
+    assert ops == ["Conv"]
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_parameters_that_differ_between_samples_are_not_folded(name: str) -> None:
+    """The first norm of the file has parameters that repeat. In the second one, a single element differs."""
+    other = {f"{n}2": v.copy() for n, v in repeated_statistics(3).items()}
+    other[f"{name}2"][14] *= 1.5
+    constants = {"w": values("w", 6, 6, 1, 1), **shapes_of_samples(PLACES[2])}
+    nodes = per_sample([("Conv", ["x", "w"], "h")], 3, REPEATS)
+    again = per_sample([("Conv", ["t", "w"], "h2")], 3, [f"{n}2" for n in REPEATS])
+    renamed = {"h": "h2", "r": "r2", "s": "s2", "y": "y2"}
+    nodes += [
+        ("Relu", ["y"], "t"),
+        *((op, [renamed.get(i, i) for i in ins], renamed.get(o, o), *more) for op, ins, o, *more in again),
+    ]
+    constants |= repeated_statistics(3) | other
+    ops, summary = optimized(net(nodes, [3, 6, *PLACES[2]], constants, outputs="y2"), 3, 6, *PLACES[2])
+    assert ops[:3] == ["Conv", "Relu", "Conv"]
+    assert len(ops) > 3
+    assert "Conv" in summary.findings[0].became
+
+
 def test_not_through_a_view_that_mixes_the_channels() -> None:
     nodes: list[Node] = [("MatMul", ["x", "w"], "h"), ("Reshape", ["h", "shape"], "z"), bn("z", "y")]
     constants = {"w": values("w", 5, 6), "shape": np.array([0, 3, -1])} | statistics(3)

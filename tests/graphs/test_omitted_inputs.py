@@ -71,3 +71,21 @@ def test_verify_norm_with_empty_bias_names_the_crash(tmp_path: Path) -> None:
     assert "onnxruntime crashes (SIGSEGV)" in str(verdict)
     with pytest.raises(RuntimeCrash, match="rewrite the file with normdeploy optimize"):
         normdeploy.run(tmp_path / "in.onnx", {"x": np.ones((2, 5), np.float32)})
+
+
+REQUIRED = {
+    "a scale": f"{HEAD} <{GAMMA}> {{ y = my.LN(g) }} {FUNCTION} LN (X, G) => (Y) {{ Y = LayerNormalization(X, G) }}",
+    "a term": f"{HEAD} {{ y = my.sum(x) }} {FUNCTION} sum (X, R) => (Y) {{ Y = Add(X, R) }}",
+    "a part": f"{HEAD} {{ y = my.join(x) }} {FUNCTION} join (X, R) => (Y) {{ Y = Concat<axis = 0>(X, R) }}",
+    "in an outer call": f"""{HEAD} {{ y = my.outer(x) }}
+        {FUNCTION} sum (X, R) => (Y) {{ Y = Add(X, R) }}
+        <domain: "my", opset_import: ["": 17, "my": 1]> outer (X, R) => (Y) {{ Y = my.sum(X, R) }}""",
+}
+
+
+@pytest.mark.parametrize("text", REQUIRED.values(), ids=REQUIRED)
+def test_a_call_without_a_required_input_is_not_made_invalid(text: str) -> None:
+    """onnx's checker accepts such a call, but no node without the input."""
+    proto = parser.parse_model(text)
+    onnx.checker.check_model(proto)
+    onnx.checker.check_model(remove_omitted_inputs(proto))

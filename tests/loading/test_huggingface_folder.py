@@ -11,6 +11,7 @@ import logging
 import sys
 import types
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,8 @@ from normdeploy.loading.default_inputs import infer_default_inputs, preprocessed
 from normdeploy.loading.hub import is_hub_id, resolve_model_path
 from normdeploy.loading.huggingface_folder import load_folder_model, prepare_folder, require_complete_weights
 from normdeploy.loading.huggingface_tasks import find_task, require_part_name
-from normdeploy.loading.input_request import parse_input_request
+from normdeploy.loading.input_request import InputRequest, parse_input_request
+from normdeploy.loading.live_module import trace_module
 from normdeploy.loading.traceable_models import TraceableModel, prepare_model, unstated_ranges
 from normdeploy.model import Dim, InputSpec
 from normdeploy.storage.export_record import read_record
@@ -268,11 +270,13 @@ def test_a_past_that_may_be_empty(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ inputs from a config
 
 
-def _model(names: str, **config: object) -> nn.Module:
-    """A module whose forward has these parameters."""
+def _model(names: str, main: str = "", **config: object) -> nn.Module:
+    """A module whose forward has these parameters; "!" marks one without a default."""
     scope: dict[str, object] = {}
-    exec(f"def forward(self, {', '.join(f'{name}=None' for name in names.split())}): pass", scope)
-    return type("Net", (nn.Module,), {"forward": scope["forward"], "config": SimpleNamespace(**config)})()
+    parameters = [f"{name}=None" if not name.endswith("!") else name.removesuffix("!") for name in names.split()]
+    exec(f"def forward(self, *, {', '.join(parameters)}): pass", scope)
+    members = {"forward": scope["forward"], "config": SimpleNamespace(**config), "main_input_name": main}
+    return type("Net", (nn.Module,), members)()
 
 
 @pytest.mark.parametrize(
@@ -299,6 +303,45 @@ def _model(names: str, **config: object) -> nn.Module:
             ["input_features:float32[batch,80,3000]", "decoder_input_ids:int64[batch,decoder_seq]"],
         ),
         (
+            _model("pixel_values_videos", main="pixel_values_videos", frames_per_clip=4, crop_size=32, in_chans=1),
+            ["pixel_values_videos:float32[batch,4,1,32,32]"],
+        ),
+        # A model of texts reads videos only beside them.
+        (
+            _model("input_ids pixel_values_videos", main="input_ids", num_frames=4, image_size=32),
+            ["input_ids:int64[batch,seq]"],
+        ),
+        (_model("past_values", context_length=64), ["past_values:float32[batch,64]"]),
+        (_model("past_values", context_length=64, num_input_channels=7), ["past_values:float32[batch,64,7]"]),
+        (
+            _model("past_values past_values_padding! freq!", context_length=64, freq_size=3),
+            [
+                "past_values:float32[batch,64]",
+                "past_values_padding:int64[batch,64]{0:2}",
+                "freq:int64[batch,1]{0:3}",
+            ],
+        ),
+        (
+            _model(
+                "past_values past_time_features! past_observed_mask! static_categorical_features future_values "
+                "future_time_features",
+                context_length=24,
+                prediction_length=6,
+                lags_sequence=[1, 4],
+                num_time_features=2,
+                num_static_categorical_features=1,
+                cardinality=[5],
+            ),
+            [
+                "past_values:float32[batch,28]",
+                "past_time_features:float32[batch,28,2]",
+                "past_observed_mask:float32[batch,28]{0:1}",
+                "static_categorical_features:int64[batch,1]{0:5}",
+                "future_values:float32[batch,6]",
+                "future_time_features:float32[batch,6,2]",
+            ],
+        ),
+        (
             _model("pixel_values input_points input_labels", vision_config=SimpleNamespace(image_size=1024)),
             [
                 "pixel_values:float32[batch,3,1024,1024]",
@@ -310,6 +353,115 @@ def _model(names: str, **config: object) -> nn.Module:
 )
 def test_inputs_follow_the_config(model: nn.Module, inputs: list[str], tmp_path: Path) -> None:
     assert infer_default_inputs(model, tmp_path)[0] == inputs
+
+
+def test_samples_follow_the_strides_of_the_layers(tmp_path: Path) -> None:
+    """Some configs of sound models do not list the strides of their convolutions."""
+    model = _model("input_values", model_type="sound")
+    model.convolutions = nn.Sequential(nn.Conv1d(1, 4, 8, stride=5), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3, stride=2))
+    inputs, ranges = infer_default_inputs(model, tmp_path)
+    assert inputs == ["input_values:float32[batch,samples]"]
+    assert ranges == {"samples": "100:500:15000"}
+
+
+def test_preprocessor_may_be_a_part_of_the_processor(tmp_path: Path) -> None:
+    content = {"image_processor": {"size": {"height": 32, "width": 48}}, "processor_class": "SomeProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(content))
+    inputs, _ = infer_default_inputs(_model("pixel_values", image_size=64), tmp_path)
+    assert inputs == ["pixel_values:float32[batch,3,32,48]"]
+
+
+# ------------------------------------------------------------------ dims that the model fixes
+
+
+class Steps(nn.Module):
+    """A loop over the tokens: torch unrolls it, which fixes their number."""
+
+    config = SimpleNamespace(max_position_embeddings=20)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        state = torch.zeros_like(x[:, 0])
+        for i in range(x.shape[1]):
+            state = torch.tanh(state + x[:, i])
+        return state
+
+
+class Truncated(Steps):
+    """Sizes that torch can't express as a range: it names no dim that it would fix."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        return x + x.new_ones(x.shape[0], int(x.shape[1] * 1.5), 8).sum(1, keepdim=True)
+
+
+def _own_request(*dims: str) -> InputRequest:
+    """Inputs that the project made itself, of which the user stated ``dims``."""
+    request = parse_input_request(["input_ids:int64[batch,seq]"], dims)
+    return replace(request, assumed=frozenset(request.dims) - request.stated)
+
+
+@pytest.mark.parametrize("module", [Steps, Truncated])
+def test_dim_that_the_model_fixes_is_static_and_noted(module: type[nn.Module]) -> None:
+    model = trace_module(module().eval(), (), {}, _own_request(), kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "20"]
+    (note,) = model.notes
+    assert note.startswith("the file has the fixed size seq=20: the model's code fixes it")
+    assert "--dim seq=N:N:N" in note
+
+
+class Causal(Steps):
+    """A table that covers 100 tokens: at its whole length torch's slice is another function, below it is not."""
+
+    config = SimpleNamespace()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.ones(100, 100).tril())
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        length = x.shape[1]
+        return self.order[:length, :length] @ x
+
+
+def test_dim_is_not_fixed_where_a_narrower_range_works() -> None:
+    model = trace_module(Causal().eval(), (), {}, _own_request(), kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "seq=1:8:64"]
+    assert model.notes == ()
+
+
+def test_fixed_size_is_one_at_which_the_model_runs() -> None:
+    """The size that suits most callers is beyond the table of 30 places."""
+
+    class Short(Steps):
+        config = SimpleNamespace()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(30, 8)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            places = self.places(torch.arange(input_ids.shape[1]))
+            return super().forward(input_ids) + places.sum(0)
+
+    model = trace_module(Short().eval(), (), {}, _own_request(), kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "8"]
+
+
+def test_dim_that_the_user_stated_is_not_fixed() -> None:
+    with pytest.raises(InputError, match=r"'seq' was requested as dynamic \(seq=1:8:16\).*--dim seq=\d+:"):
+        trace_module(Steps().eval(), (), {}, _own_request("seq=1:8:16"), kind="test")
+
+
+def test_size_that_the_user_chose_for_a_fixed_dim() -> None:
+    model = trace_module(Steps().eval(), (), {}, _own_request("seq=7:7:7"), kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "7"]
+    assert model.notes == ()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def norm_by_formula(
     epsilon: float,
     ddof: int = 0,
 ) -> np.ndarray:
-    """Compute L2Norm, RMSNorm, LayerNorm or StdNorm of ``x``, of any shape, over ``axes``; the rest broadcasts to x.
+    """Compute an own op that normalizes ``x``, of any shape, over ``axes``; the rest broadcasts to x.
 
     Raises:
         ValueError: no formula of ``op`` is written here.
@@ -26,9 +26,16 @@ def norm_by_formula(
     over = tuple(axes)
     if op == "L2Norm":
         return np.asarray(x / np.maximum(np.sqrt(np.square(x).sum(axis=over, keepdims=True)), epsilon) * scale)
+    rms = np.sqrt(np.square(x).mean(axis=over, keepdims=True))
+    if op == "OuterRMSNorm":
+        return np.asarray(x / (rms + epsilon) * scale)
+    if op == "ClampedRMSNorm":
+        return np.asarray(x / np.maximum(rms, epsilon) * scale)
     if op == "RMSNorm":
         return np.asarray(x / np.sqrt(np.square(x).mean(axis=over, keepdims=True) + epsilon) * scale)
     variance = x.var(axis=over, keepdims=True, ddof=ddof)
+    if op == "SimpleNorm":
+        return np.asarray(x / np.sqrt(variance + epsilon) * scale)
     if op == "LayerNorm":
         deviation = np.sqrt(variance + epsilon)
     elif op == "StdNorm":

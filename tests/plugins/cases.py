@@ -63,6 +63,8 @@ class Case:
         elif self.op == "ScaleShift":
             small = dict.fromkeys(("scale", "shift"), self._parameter_shape)
         arrays = {"x": x, "residual": rng.standard_normal(self.shape), "y_scale": np.array([0.02])}
+        if "gate" in self._op.inputs:
+            arrays["gate"] = 3 * rng.standard_normal(self.shape)
         arrays |= {name: rng.standard_normal(shape()) for name, shape in small.items()}
         if "statistics" in self._op.inputs:
             arrays["statistics"] = self._statistics(x)
@@ -95,7 +97,7 @@ class Case:
             return self.shape[self.attributes["axis"] :]
         if self.op == "ScaleShift":
             return (self.shape[self.attributes["axis"]],)
-        last = self.op in ("AddLayerNorm", "AddRMSNorm") or self.attributes.get("channels_last")
+        last = self.op in ("AddLayerNorm", "AddRMSNorm", "GatedRMSNorm") or self.attributes.get("channels_last")
         return (self.shape[-1 if last else 1],)
 
 
@@ -110,6 +112,7 @@ ROW_OPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "AddLayerNorm": ((2,), EPS),
     "AddRMSNorm": ((2,), EPS | {"offset": 0.0}),
     "ModulatedLayerNorm": ((2, 1), EPS),
+    "GatedRMSNorm": ((2,), EPS),
     "StdNorm": ((2,), EPS | {"axis": -1, "ddof": 0}),
     "InstanceNorm": ((1, 2), EPS),
     "LayerNormApply": ((2,), EPS | {"axis": -1}),
@@ -175,6 +178,8 @@ def affine_of(case: Case, stored: dict[str, np.ndarray], shape: tuple[int, ...])
     ):
         per_channel = (-1,) + (1,) * (len(shape) - 2)
         gamma, beta = gamma.reshape(per_channel), beta.reshape(per_channel)
+    if case.op == "GatedRMSNorm":
+        gamma = gamma * stored["gate"] / (1 + np.exp(-stored["gate"]))
     return np.abs(gamma), np.abs(beta)
 
 
@@ -185,7 +190,8 @@ def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str,
     (what numpy, and so the interpreter, does over the channels of NCHW) a = √n, as roundings are as often up as down
     (Higham, Mary 2019). The mean is a float32 number, so it is off by u·max|x|, as is each x − mean that is not exact,
     and by a·u·mean|x − first| from its sum: both over σ in units of x̂. Root, quotient and M2 (positive terms) are
-    relative: (8 + a)·u·|x̂|. The affine rounds three times; SiLU's slope is below 1.1 and its exp adds 6u of a value.
+    relative: (8 + a)·u·|x̂|. The affine rounds three times; SiLU's slope is below 1.1 and its exp adds 6u of a value. A
+    gate's exp errs by 2u and by u of the gate itself.
     Storing rounds once more: ``store_ulps`` · u_out·|y| (Triton's interpreter truncates to bfloat16: 2), and the
     smallest number where y is that small.
     """
@@ -210,6 +216,8 @@ def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str,
     error = U * ((8 + additions) * product + back(spread) * factor + 3 * (product + shift))
     if "silu" in str(case.attributes.values()).lower() or case.op.endswith("SiLU"):
         error = 1.1 * error + 6 * U * (product + shift)
+    if "gate" in names:
+        error = error + (6 + np.abs(names["gate"])) * U * product
     return error + store_ulps * UNIT[out_dtype] * np.abs(y) + store_ulps * LEAST[out_dtype]
 
 

@@ -1,5 +1,5 @@
 """Our plugins through NVIDIA's own compiled bindings, over a mock of the libraries behind them: no GPU, no TensorRT, no
-kernel that runs (docs/tensorrt-releases.md).
+kernel that runs (docs/reference/tensorrt-releases.md).
 
 The release that is installed is tried by ``make test``; ``make test-tensorrt`` fetches every release of the registry.
 """

@@ -75,6 +75,7 @@ DYNAMIC = [
         for shape, last in (((2, 4, 0), 0), ((2, 0, 4), 1))
     ),
     Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
+    Case("GatedRMSNorm", (2, 0, 64), EPS, "fp16"),
     Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "fp16"),
     *(
         Case("NormStatistics", shape, {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16")

@@ -60,6 +60,7 @@ OTHERS: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any], dict[str
     "AddLayerNorm": ([ROWS, ROWS, VECTOR, VECTOR], {}, {}),
     "AddRMSNorm": ([ROWS, ROWS, VECTOR], {}, {"offset": 0.0}),
     "ModulatedLayerNorm": ([ROWS, SAMPLES, SAMPLES], {}, {}),
+    "GatedRMSNorm": ([ROWS, VECTOR, ROWS], {}, {}),
     "ChannelLayerNorm": ([IMAGE, VECTOR, VECTOR], {}, {}),
     "GroupNormSiLU": ([IMAGE, VECTOR, VECTOR], {"num_groups": 3}, {"channels_last": 0}),
 }

@@ -1,5 +1,5 @@
 """On a GPU: engines of TensorRT, with our kernels inside and without, loaded and run by the C++ example in a fresh
-process without Python, against float64 (docs/cpp.md).
+process without Python, against float64 (docs/reference/cpp.md).
 
 `make test-gpu`; skipped without a GPU, the full TensorRT, or what the example is compiled with.
 """

@@ -60,6 +60,11 @@ CASES += [
     Case("ModulatedLayerNorm", (3, 5, 1152), EPS, "fp32", "offset"),
     Case("ModulatedLayerNorm", (2, 3, 20_000), EPS, "bf16"),
     Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
+    Case("GatedRMSNorm", (3, 5, 1000), EPS, "fp16"),
+    Case("GatedRMSNorm", (3, 5, 128), EPS, "bf16", parameters="fp32"),
+    Case("GatedRMSNorm", (5, 1001), EPS, "fp32", "offset", tile=(4, 128, 4, True)),
+    Case("GatedRMSNorm", (2, 20_000), EPS, "bf16"),
+    Case("GatedRMSNorm", (2, 0, 64), EPS, "fp16"),
     *(
         Case("StdNorm", (5, n), {"epsilon": 1e-6, "axis": -1, "ddof": ddof}, "fp32")
         for n in (2, 7, 512, 20_000)

@@ -19,6 +19,7 @@ USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "AddLayerNorm": ((4, 77, 768), EPS),
     "AddRMSNorm": ((4, 77, 4096), EPS | {"offset": 0.0}),
     "ModulatedLayerNorm": ((4, 256, 1152), EPS),
+    "GatedRMSNorm": ((4, 256, 4096), EPS),
     "StdNorm": ((4, 77, 512), LN | {"ddof": 1}),
     "ChannelLayerNorm": ((2, 96, 56, 56), EPS),
     "InstanceNorm": (IMAGE, EPS),
@@ -52,7 +53,10 @@ def tensors(op: Op, shape: tuple[int, ...], attributes: dict[str, Any], dtype: s
     if op.name == "ScaleShift" or "Modulated" not in op.name:
         small |= {"scale": (channel,), "shift": (channel,)}
     return [
-        Tensor(shape if name in ("x", "residual") else small.get(name, (channel,)), "fp32" if kind == "F" else dtype)
+        Tensor(
+            shape if name in ("x", "residual", "gate") else small.get(name, (channel,)),
+            "fp32" if kind == "F" else dtype,
+        )
         for name, kind in zip(op.inputs, op.types, strict=False)
     ]
 

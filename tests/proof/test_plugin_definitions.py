@@ -26,6 +26,7 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, tuple[Any, ...]]]] = {
     "AddLayerNorm": ([X, X, ROW, ROW], EPSILONS),
     "AddRMSNorm": ([X, X, ROW], {"offset": (0.0, 1.0)} | EPSILONS),
     "ModulatedLayerNorm": ([X, (2, 1, 8), (2, 1, 8)], EPSILONS),
+    "GatedRMSNorm": ([X, ROW, X], EPSILONS),
     "StdNorm": ([X, ROW, (1, 1, 8)], {"axis": (-1,), "ddof": (0, 1)} | EPSILONS),
     "ChannelLayerNorm": ([(2, 4, 3, 5), (4,), (4, 1, 1)], EPSILONS),
     "InstanceNorm": ([(2, 4, 3, 5), (4,), (4, 1, 1)], EPSILONS),

@@ -116,7 +116,6 @@ LOOKALIKES: dict[str, tuple[Callable, str]] = {
         "clamped",
     ),
     "another mean": (lambda x: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), "differ"),
-    "no mean in the numerator": (lambda x: x / np.sqrt(x.var(-1, keepdims=True) + 1e-5), "differ"),
     "variance for deviation": (lambda x: (x - x.mean(-1, keepdims=True)) / (x.var(-1, keepdims=True) + 1e-5), ""),
     "mean deviation": (
         lambda x: (

@@ -33,6 +33,7 @@ HELD = {
 }
 HELD |= {"ones": np.ones(D), "scale": RNG.uniform(0.5, 2, 8), "bias": RNG.standard_normal(8)}
 LN = "LayerNormalization<axis = -1, epsilon = 1e-3>"
+RMS = "RMSNormalization<axis = -1, epsilon = 1e-3>"
 GN = "GroupNormalization<num_groups = 4, epsilon = 1e-3>"
 ROWS = {"x": "N,4,12", "r": "N,4,12"}
 DIT = {"x": "N,4,12", "s": "N,1,12", "t": "N,1,12"}
@@ -81,6 +82,39 @@ JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
         "y",
         f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(n, e)",
     ),
+    "a gate": ("GatedRMSNorm", ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)"),
+    "a gate in front": ("GatedRMSNorm", ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(e, r) y = Mul(k, n)"),
+    "a gate, then its sigmoid": (
+        "GatedRMSNorm",
+        ROWS,
+        "y",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(n, r) y = Mul(k, e)",
+    ),
+    "a sigmoid, then its gate": (
+        "GatedRMSNorm",
+        ROWS,
+        "y",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(e, n) y = Mul(r, k)",
+    ),
+    "a gate without gamma": (
+        "GatedRMSNorm",
+        {"x": "N,L", "r": "N,L"},
+        "y",
+        f"n = {RMS}(x, two) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "a gate by hand": (
+        "GatedRMSNorm",
+        ROWS,
+        "y",
+        "last = Constant<value_ints = [-1]>() q = Mul(x, x) v = ReduceMean<keepdims = 1>(q, last) f = Add(v, one) w ="
+        " Sqrt(f) d = Div(x, w) n = Mul(d, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "a gate read elsewhere": (
+        "GatedRMSNorm",
+        ROWS,
+        "y, z",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k) z = Relu(r)",
+    ),
 }
 LEFT: dict[str, tuple[dict[str, str], str, str]] = {
     "a bias is no residual": (ROWS, "y", f"a = Add(x, g) y = {LN}(a, g, b)"),
@@ -99,6 +133,50 @@ LEFT: dict[str, tuple[dict[str, str], str, str]] = {
     "the gate is read too": (IMAGE, "y, e", f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(n, e)"),
     "the gate of another": (IMAGE, "y", f"n = {GN}(x, scale, bias) e = Sigmoid(x) y = Mul(n, e)"),
     "squared": (IMAGE, "y", f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(e, e)"),
+    "a gate through a tanh": (ROWS, "y", f"n = {RMS}(x, g) e = Tanh(r) k = Mul(r, e) y = Mul(n, k)"),
+    "a sigmoid of another": (
+        ROWS | {"s": "N,4,12"},
+        "y",
+        f"n = {RMS}(x, g) e = Sigmoid(s) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "a sigmoid without its gate": (ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(r) y = Mul(n, e)"),
+    "a gate squared": (ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(e, e) y = Mul(n, k)"),
+    "a gate that broadcasts": (
+        ROWS | {"r": "N,1,12"},
+        "y",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "a gate that broadcasts the norm": (
+        {"x": "1,4,12", "r": "N,4,12"},
+        "z",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k) top = Constant<value_ints = [0]>()"
+        " z = ReduceMean<keepdims = 1>(y, top)",
+    ),
+    "a gate of a shape that may differ": (
+        {"x": "N,4,12", "r": "M,4,12"},
+        "y",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "a constant gate": (
+        {"x": "4,12"},
+        "y",
+        f"n = {RMS}(x, g) e = Sigmoid(wide) k = Mul(wide, e) y = Mul(n, k)",
+    ),
+    "SiLU of the norm's input": (ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(x) k = Mul(x, e) y = Mul(n, k)"),
+    "SiLU of the norm": (ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(n) y = Mul(n, e)"),
+    "SiLU of the norm, and the norm": (ROWS, "y", f"n = {RMS}(x, g) e = Sigmoid(n) k = Mul(n, e) y = Mul(n, k)"),
+    "the gated norm is read too": (
+        ROWS,
+        "y, n",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "SiLU of a gate is read too": (
+        ROWS,
+        "y, k",
+        f"n = {RMS}(x, g) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)",
+    ),
+    "a gate of a layer norm": (ROWS, "y", f"n = {LN}(x, g, b) e = Sigmoid(r) k = Mul(r, e) y = Mul(n, k)"),
+    "the gate before the norm": (ROWS, "y", f"e = Sigmoid(r) k = Mul(r, e) a = Mul(x, k) y = {RMS}(a, g)"),
     "sigmoid alone": (IMAGE, "y", f"n = {GN}(x, scale, bias) y = Sigmoid(n)"),
 }
 
@@ -279,6 +357,10 @@ FAULTS = {
     "the shift is not added": ("ModulatedLayerNorm", "Y", "LayerNormalization", ["X", "gain"]),
     "no gate": ("GroupNormSiLU", "Y", "Identity", ["normal"]),
     "another gate": ("GroupNormSiLU", "gate", "HardSigmoid", ["normal"]),
+    "no gate of a norm": ("GatedRMSNorm", "product", "Identity", ["scaled"]),
+    "a gate of its sigmoid alone": ("GatedRMSNorm", "silu", "Identity", ["opened"]),
+    "a gate through a hard sigmoid": ("GatedRMSNorm", "opened", "HardSigmoid", ["gated"]),
+    "the norm's own gate": ("GatedRMSNorm", "gated", "Identity", ["scaled"]),
     "no root": ("AddRMSNorm", "r", "Identity", ["e"]),
     "epsilon is lost": ("AddRMSNorm", "e", "Identity", ["biased"]),
 }
@@ -315,6 +397,7 @@ SHAPES = {
     "AddLayerNorm": ((3, 4, 7), (3, 4, 7), (7,), (7,)),
     "AddRMSNorm": ((3, 4, 7), (3, 4, 7), (7,)),
     "ModulatedLayerNorm": ((3, 4, 7), (3, 1, 7), (3, 1, 7)),
+    "GatedRMSNorm": ((3, 4, 7), (7,), (3, 4, 7)),
     "GroupNormSiLU": ((3, 8, 5, 2), (8,), (8,)),
     "ChannelLayerNorm": ((3, 7, 5, 2), (7,), (7,)),
 }
@@ -394,13 +477,14 @@ def test_tensorrt_rtx_builds_a_model_of_every_op(tmp_path: Path, dtype: str) -> 
     body = (
         f"n1 = {call_of['RMSNorm']}(x, g) n2 = {call_of['LayerNorm']}(n1, g, b) n3 = {call_of['StdNorm']}(n2, g, b) n4,"
         f" a = normdeploy.AddLayerNorm{row}(n3, r, g, b) n5, c = normdeploy.AddRMSNorm{row}(n4, a, g) z = Add(n5, c) m"
-        f" = normdeploy.ModulatedLayerNorm{row}(z, s, t) v = normdeploy.ChannelLayerNorm{row}(p, scale, bias) w ="
+        f" = normdeploy.ModulatedLayerNorm{row}(z, s, t) o = normdeploy.GatedRMSNorm{row}(m, g, x)"
+        f" v = normdeploy.ChannelLayerNorm{row}(p, scale, bias) w ="
         " normdeploy.GroupNormSiLU<epsilon = 1e-5, num_groups = 4, stash_type = 1>(v, scale, bias)"
     )
     inputs = ROWS | {"s": "N,1,12", "t": "N,1,12", "p": "N,8,H,H"}
     args = ", ".join(f"{dtype}[{dims}] {name}" for name, dims in inputs.items())
     proto = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21, "normdeploy" : 1]> net ({args}) => ({dtype}[N,4,12] m,'
+        f'<ir_version: 10, opset_import: ["" : 21, "normdeploy" : 1]> net ({args}) => ({dtype}[N,4,12] o,'
         f" {dtype}[N,8,H,H] w) {{ {body} }}"
     )
     kind = np.float16 if dtype == "float16" else np.float32
@@ -429,7 +513,7 @@ def test_the_census_knows_joined_norms(name: str) -> None:
     assert finding.shape is not None
     assert finding.gamma is not None
     assert (finding.gamma.data, finding.gamma.one_plus) == (op == "ModulatedLayerNorm",) * 2
-    assert finding.beta is None if op == "AddRMSNorm" else finding.beta is not None
+    assert finding.beta is None if op in ("AddRMSNorm", "GatedRMSNorm") else finding.beta is not None
     assert [h.dtype for h in finding.half] == ["float16", "bfloat16"]
 
 

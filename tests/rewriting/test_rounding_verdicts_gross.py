@@ -9,7 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
+from torch import nn
 
+import normdeploy
 from normdeploy.compare.rewrite_errors import norm_rounding_error
 from normdeploy.errors import CertificateError
 from normdeploy.forms import measured_forms
@@ -260,3 +263,19 @@ def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.certificate is not None
     largest = float((np.abs(x) @ np.array([4.0, 8, 12])).max())
     assert finding.certificate.rounding_bound == pytest.approx(8 * U * largest, rel=1e-6)
+
+
+def test_sizes_at_which_a_convolution_has_no_window_are_not_tried() -> None:
+    """Behind a strided convolution a small size leaves a negative number of rows: no input can be drawn there."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear, self.norm = nn.Conv1d(1, 8, 31, stride=16), nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x).transpose(1, 2)
+            return self.norm(y + self.linear(y))
+
+    result = normdeploy.export(Net().eval(), inputs=["x[batch,1,samples]"], dims=["samples=960:1600:4800"])
+    assert [finding.status for finding in result.summary.findings] == ["kept"]

@@ -1,4 +1,4 @@
-"""Architectures as data, one line each if possible: library, small sizes, inputs."""
+"""List the architectures, one line per architecture if possible: library, small sizes, inputs."""
 
 from __future__ import annotations
 

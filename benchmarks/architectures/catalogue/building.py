@@ -1,8 +1,8 @@
-"""Build a model from a line of the catalogue: from its configuration alone, without downloads, with random weights.
+"""Build a model from a line of the catalogue, without downloads, with random weights.
 
-Every parameter and running statistic that the library initializes to one number (gamma to 1, beta to 0, a variance to
-1) gets random values. Then a lost gamma, or a mean taken for another, shows. The libraries are imported inside the
-builders, so that the catalogue can be read without them.
+Libraries initialize gamma to 1, beta to 0 and variances to 1. Every such constant parameter and running statistic gets
+random values, so that a lost gamma or a wrong mean changes the outputs. The libraries are imported inside the builders,
+so that the catalogue can be read without them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-# min:opt:max of the dims that inputs may name.
+# Ranges min:opt:max of the dims that inputs may name
 SIZES = {"batch": "1:2:3", "sequence": "2:8:16"}
-# A declaration lives as long as its library.
+# Keep the library objects alive, because torch removes their declarations with them.
 _KEPT: list[torch.library.Library] = []
 
 
@@ -27,9 +27,9 @@ class Architecture:
     """One model.
 
     Attributes:
-        inputs: as for normdeploy's ``--input``.
-        left: part of a reason -> number of findings refused with it: norms that no standard node can express, or
-            without a linear op to fold into. All others must become one node, or none.
+        inputs: specifications as for normdeploy's ``--input``.
+        left: expected number of refused norms, by a part of the reason. These are norms that no standard node can
+            express, or that have no linear op to fold into. All other norms must become one node, or be folded.
     """
 
     name: str

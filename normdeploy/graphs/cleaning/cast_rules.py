@@ -1,4 +1,4 @@
-"""Rules for Casts after a Cast that loses nothing, or of a constant filling."""
+"""Rules for a Cast that follows a lossless Cast, and for a Cast of a ConstantOfShape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 from .node_matching import bypass_node, is_understood, replace_node, understood_producer
 
 _T = ir.DataType
-# type → the types that hold every value of it.
+# Type → the types that represent each of its values exactly.
 _HELD: dict[ir.DataType, frozenset[ir.DataType]] = {
     _T.FLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
     _T.BFLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
@@ -26,14 +26,15 @@ _WHOLE = frozenset({_T.INT8, _T.UINT8, _T.INT16, _T.UINT16, _T.INT32, _T.UINT32,
 
 
 def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop a Cast to the input's own type, or the first of two Casts if it is lossless.
+    """Drop a Cast to its input's type. Drop the first of two consecutive Casts if this first Cast is lossless.
 
-    Premise of the latter: the table above says that the Cast x → A loses nothing, so A → B sees the numbers of x. The
-    first Cast is dropped in three cases:
+    The first Cast, x → A, is lossless if `_HELD` lists A for the type of x. The second Cast, A → B, then reads the
+    numbers of x. The first Cast is dropped in three cases:
 
     - B is the type of x.
-    - A is FLOAT, and x and B are half precision: either way rounds once.
-    - x, A and B are integers or bool: either way wraps modulo a power of two that divides that of the wider type.
+    - A is FLOAT, and x and B are half precision: with or without the first Cast, the number is rounded once.
+    - x, A and B are integers or bool: with or without the first Cast, the number wraps modulo 2^bits of B. If the wider
+      type A wraps the number first, the result is the same.
 
     Returns: whether the graph changed.
     """
@@ -59,7 +60,9 @@ def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
-    """Cast the value of a ConstantOfShape in place of its result. Premise: `exact_cast` knows the result.
+    """Replace the Cast of a ConstantOfShape by one ConstantOfShape with the cast value.
+
+    Premise: `exact_cast` covers the Cast.
 
     Returns: whether the graph changed.
     """
@@ -81,15 +84,15 @@ def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
-    """Cast as every runtime does.
+    """Cast an array if every runtime gives the same result for it.
 
     These casts are covered:
 
     - to and from bool;
     - integer to integer, which wraps;
-    - integer to float, if the float type holds every integer up to that size;
+    - integer to float, if the float type holds every integer up to the array's largest magnitude;
     - float to integer, if finite and in range;
-    - float to a wider float, float32 to half precision and float64 to float32: at most one rounding.
+    - float to a wider float, float32 to half precision and float64 to float32, which round at most once.
 
     Returns: the result; None if runtimes may differ.
     """
@@ -107,7 +110,7 @@ def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
         if name in floats and target.kind in "iu":
             limits = np.iinfo(target)
             whole = np.trunc(array.astype(np.float64))
-            # float64 does not hold the largest 64-bit integer, so the end itself is excluded.
+            # float64 does not hold the largest 64-bit integer, so the upper limit itself is excluded.
             if not (
                 np.isfinite(whole).all() and (whole >= float(limits.min)).all() and (whole < float(limits.max)).all()
             ):

@@ -1,14 +1,14 @@
 """Rules for chains of Min, Max, Clip and Relu, which limit a number to one interval.
 
 Define clip(x, lo, hi) = min(max(x, lo), hi), and let a ≤ b, c ≤ d. Then clip(clip(x, a, b), c, d) = clip(x, a', b')
-with a' = clip(a, c, d), b' = clip(b, c, d). Proof: the outer clip is monotone and maps [a, b] onto [a', b'], between
-which it is the identity. Below a the result is a', above b it is b'. Intervals that do not meet give a' = b'. NaN
-passes all of them. Relu is clip(x, 0, ∞). An omitted bound of Clip is the type's lowest or highest finite number, in
-the standard and in onnxruntime, which turns ∞ into 3.4e38.
+with a' = clip(a, c, d), b' = clip(b, c, d). Proof: the outer clip is monotone, maps [a, b] onto [a', b'], and is the
+identity on [a', b']. Below a the result is a', above b it is b'. If the two intervals do not meet, a' = b'. NaN passes
+every clip. Relu is clip(x, 0, ∞). An omitted bound of Clip is the type's lowest or highest finite number, in the
+standard and in onnxruntime. A float32 Clip without bounds therefore turns ∞ into 3.4e38.
 
-The sign of zero needs care: of two equal arguments, onnxruntime's Clip and Relu return x, its Max returns +0. So Max
-and Min become a Clip only if no bound is 0, and a bound of -0 is always left alone. A merged bound of 0 passes -0 on,
-so the inner clip must pass -0 too: 0 lies in [a, b].
+The sign of zero needs care. If x equals the bound, onnxruntime's Clip and Relu return x, but its Max returns +0. So Max
+and Min become a Clip only if no bound is 0, and an op with a bound of -0 is never merged. A merged Clip with a bound of
+0 passes -0 on. The inner clip must pass -0 too, so 0 must lie in [a, b].
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
 def merge_extremes(graph: ir.Graph, node: ir.Node) -> bool:
     """Merge Min(Min(x, a), b), Max(Max(x, a), b), Min(Max(x, a), b) and Max(Min(x, b), a).
 
-    Premise: a and b are scalars, neither NaN nor zero, and a ≤ b for the latter two, which then form a Clip.
+    Premise: a and b are scalars, neither NaN nor zero. The last two forms become a Clip, so they also need a ≤ b.
 
     Returns: whether the graph changed.
     """
@@ -146,7 +146,7 @@ def _scalar_constant(x: ir.Value, number: Number) -> ir.Node:
 
 
 def _replace_by_clip(graph: ir.Graph, node: ir.Node, x: ir.Value, low: Number, high: Number) -> bool:
-    # A Clip omits a bound at the end of its type, as the original nodes did.
+    # A Clip omits a bound that equals the lowest or highest finite number of its type.
     least, most = _finite_limits(x)
     bounds = [None if number == end else _scalar_constant(x, number) for number, end in ((low, least), (high, most))]
     inputs = [x, *(None if bound is None else bound.outputs[0] for bound in bounds)]

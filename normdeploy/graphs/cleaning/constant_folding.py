@@ -7,10 +7,11 @@ An op is folded in one of three ways, each with its premise:
   quotient truncates. Division by zero and the least integer by -1 are undefined, so these nodes stay.
 - **rounded**: floats are computed in float64 by `normdeploy.evaluate` and rounded once. A runtime rounds at least once
   too. Ops with many terms are folded only if none of their sums, products or squares can leave the type's range.
-  Otherwise the runtime might meet an ∞ or a 0 that float64 does not. Runtimes differ for two zeros and for NaN, so Max,
-  Min, Clip and Relu are folded only on finite numbers without -0.
+  Otherwise the runtime might compute an ∞ or a 0 where float64 computes an ordinary number. Runtimes differ if an op
+  compares -0 with +0, or reads a NaN, so Max, Min, Clip and Relu are folded only on finite numbers without -0.
 
-All other ops stay. LogSoftmax, for example, is computed as log(softmax) by onnx's own evaluator.
+All other ops stay. LogSoftmax, for example, stays because onnx's own evaluator computes it as log(softmax), which is
+less accurate.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MOVED = frozenset(
         "Where",
     }
 )
-# onnx's evaluator computes these, ours does not; tests/graphs/test_simplification_rules.py checks it.
+# Ops that onnx's evaluator computes and ours does not. tests/graphs/test_simplification_rules.py checks the results.
 _MOVED_BY_ONNX = frozenset({"GatherND", "NonZero", "ScatterND", "Trilu"})
 _COMPARED = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _WHOLE = _COMPARED | {
@@ -224,7 +225,7 @@ def _compute_integers(
         kind = np.dtype(np.bool_)
     else:
         kind = first.dtype
-    # numpy sums in 64 bits; the low bits are those of the narrow type.
+    # numpy sums in 64 bits. The low bits of this sum equal the sum in the narrow type.
     return [made.astype(kind)]
 
 
@@ -269,7 +270,7 @@ def _is_foldable_float(array: np.ndarray) -> bool:
 def _stays_normal(op: str, arrays: Sequence[np.ndarray], attributes: dict[str, Any]) -> bool:
     """Return whether every intermediate number of the op stays normal in the type of its first input.
 
-    Float64 has a larger range than that type. So it gives a number where the runtime's overflow gives NaN.
+    float64 has a larger range than that type, so it gives a number where the runtime may overflow and give NaN.
     """
     limits = _float_info(ir.DataType.from_numpy(arrays[0].dtype))
     most = float(limits.max)
@@ -287,9 +288,9 @@ def _stays_normal(op: str, arrays: Sequence[np.ndarray], attributes: dict[str, A
 
 
 def _is_normal_product(sizes: np.ndarray, *, most: float, least: float) -> bool:
-    """Return whether the product of any of the numbers lies between ``least`` and ``most``.
+    """Return whether the product of any selection of ``sizes`` lies between ``least`` and ``most``.
 
-    It is at most the product of those > 1, and at least the product of those < 1.
+    Such a product is at most the product of all numbers > 1, and at least the product of all numbers < 1.
     """
     if not np.isfinite(sizes).all():
         return False
@@ -300,7 +301,7 @@ def _is_normal_product(sizes: np.ndarray, *, most: float, least: float) -> bool:
 
 
 def _is_normal_sum(sizes: Sequence[np.ndarray], factors: int, *, most: float, least: float) -> bool:
-    """Return whether sums of products of ``factors`` of the numbers lie between ``least`` and ``most``.
+    """Return whether every sum of products of ``factors`` numbers each lies between ``least`` and ``most``.
 
     Up to n products of k numbers ≤ m sum to at most n·m^k. Products of k numbers ≥ l are at least l^k.
     """
@@ -327,10 +328,10 @@ def _round_once(values: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
 
 
 class ConstantFolder:
-    """Compute constants while onnxscript's fold pass walks the graph; `write_constants` writes them afterwards.
+    """Compute constants while onnxscript's folding pass walks the graph; `write_constants` writes them afterwards.
 
-    The pass calls the object for each node on constants, which always returns False. So the pass computes nothing
-    itself.
+    The pass calls this object for each node whose inputs are constants. The call always returns False, so the pass
+    computes nothing itself.
     """
 
     def __init__(self, wanted: Any, opset: int) -> None:
@@ -339,7 +340,7 @@ class ConstantFolder:
         self._folded: list[ir.Node] = []
 
     def __call__(self, node: ir.Node) -> bool:
-        """Fold one node on constants, if it is wanted.
+        """Compute the outputs of one node on constants, if the node may be folded.
 
         Returns: always False, so that the pass computes nothing itself.
         """
@@ -349,7 +350,7 @@ class ConstantFolder:
         if made is None:
             return False
         for value, array in zip(node.outputs, made, strict=True):
-            # The pass asks for the consumers next, in the same walk.
+            # The pass reads the constant when it visits the consumers, later in the same walk.
             value.const_value = ir.tensor(array, name=value.name)
         self._folded.append(node)
         return False
@@ -357,7 +358,7 @@ class ConstantFolder:
     def write_constants(self) -> bool:
         """Replace the folded nodes by Constants.
 
-        Returns: whether there were any.
+        Returns: whether any node was replaced.
         """
         for node in self._folded:
             graph = node.graph

@@ -1,6 +1,6 @@
 """Hide nodes from third-party passes that would misread them.
 
-The passes look ops up by domain. A hidden node gets a domain that no pass knows, so it is copied unchanged.
+The passes look ops up by domain. A hidden node gets a domain that no pass knows, so the passes copy it unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HIDDEN = "normdeploy.hidden"
 
 @contextlib.contextmanager
 def hide_nodes(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Hide ``nodes`` from passes, each as an op of its own domain.
+    """Hide ``nodes`` from passes by giving each node a unique domain.
 
     Yields: nothing; the domains are restored at the end.
     """
@@ -84,17 +84,17 @@ def _may_be_int64(value: ir.Value | None) -> bool:
 
 
 def _misreads_abs(node: ir.Node, opset: int) -> bool:
-    # The evaluators assume dims are positive, and also their sums with negative numbers.
+    # The evaluators assume that every dim is positive, and that a dim plus a negative number is positive too.
     return _may_be_int64(node.inputs[0]) and constant_array(node.inputs[0]) is None
 
 
 def _misreads_cast_like(node: ir.Node, opset: int) -> bool:
-    # The evaluator turns it into a Cast without the attributes.
+    # The evaluator replaces CastLike by a Cast and loses the attributes.
     return bool(node.attributes)
 
 
 def _misreads_reshape(node: ir.Node, opset: int) -> bool:
-    # The evaluator still treats a shape that was reshaped to a matrix as a row of sizes.
+    # If a shape is reshaped to a matrix, the evaluator still treats the matrix as a vector of sizes.
     x = node.inputs[0]
     if (
         not _may_be_int64(x)
@@ -110,7 +110,8 @@ def _misreads_reshape(node: ir.Node, opset: int) -> bool:
 
 
 def _misreads_split_to_sequence(node: ir.Node, opset: int) -> bool:
-    # It may become a Split with ``num_outputs``, which opset 18 introduced, or a Split without parts on an empty axis.
+    # The evaluator may write a Split with ``num_outputs``, which opset 18 introduced. On an empty axis, it would write
+    # a Split without parts.
     x = node.inputs[0]
     axis = node.attributes.get_int("axis", 0)
     empty = x is None or x.shape is None or not -len(x.shape) <= axis < len(x.shape) or x.shape[axis] == 0
@@ -118,7 +119,7 @@ def _misreads_split_to_sequence(node: ir.Node, opset: int) -> bool:
 
 
 def _misreads_if(node: ir.Node, opset: int) -> bool:
-    # A branch is inlined wrongly if it returns a value that it did not make, or returns one twice.
+    # A branch is inlined wrongly if it returns a value that its own nodes do not compute, or the same value twice.
     for attribute in node.attributes.values():
         if attribute.type != ir.AttributeType.GRAPH:
             return True

@@ -3,11 +3,13 @@
 - Packed attention (``torch.nn.MultiheadAttention``) stacks query, key and value on an axis of three. Unsqueeze,
   Transpose and Squeeze bring this axis to the front, and Gather takes it apart.
 - A Reshape of a Reshape is one Reshape.
-- A linear layer exported as Gemm works on rows: Reshapes around it make the rows and undo them. If all nodes between
-  two layers are elementwise (a GELU, decomposed or not), the rows may stay rows.
-- A Pad by zero counts copies. Swin pads each image to a multiple of seven even if it already is one.
-- Consecutive Unsqueezes are one.
-- GatherElements of constants is a constant. onnx's evaluator can't compute it (1.23).
+- A linear layer exported as Gemm works on rows: the Reshape before it merges the leading axes to rows, and the Reshape
+  after it restores these axes. If all nodes between two such layers are elementwise (a GELU, decomposed or not), the
+  two Reshapes between them are dropped.
+- A Pad whose counts are all 0 is a copy. Swin pads each image to a multiple of seven even if its size already is a
+  multiple.
+- Consecutive Unsqueezes are one Unsqueeze.
+- A GatherElements of constants is a constant. onnx's evaluator (1.23) can't compute a GatherElements.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .node_matching import (
     write_transpose,
 )
 
-# Elementwise functions.
+# Elementwise functions, which are allowed between two Reshapes that cancel.
 _EACH = frozenset(
     {
         *(
@@ -68,7 +70,7 @@ _EACH = frozenset(
         ),
     }
 )
-# Maximum number of nodes between two Reshapes.
+# Maximum number of elementwise nodes between two Reshapes that cancel.
 _LONGEST = 64
 # Maximum number of elements of a folded GatherElements.
 _MOST = 2**20
@@ -95,7 +97,7 @@ class DataMovementPass(ir.passes.InPlacePass):
 
 def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
     """Drop a Pad whose counts are all 0, for every mode, axes and pad value."""
-    # Below opset 11 the counts are an attribute.
+    # Below opset 11, the counts are an attribute, not an input.
     stated = pad.attributes.get_ints("pads", ())
     pads = input_at(pad, 1)
     if pads is not None:
@@ -124,7 +126,8 @@ def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
 def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
     """Let Gathers read the input of a Transpose.
 
-    Each use must take one index of an axis, and the remaining axes must have their original order.
+    Each reader of the Transpose must be a Gather that takes one index of an axis. The remaining axes must have their
+    original order.
     """
     perm = _permutation_of(transpose)
     y = transpose.outputs[0]
@@ -149,7 +152,7 @@ def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
     # Negative axes are left alone.
     if not then or not before or min(*then, *before) < 0:
         return False
-    # Positions that the first Unsqueeze's output axes have in the result.
+    # Positions that the first Unsqueeze's output axes take in the result of the second.
     free = (place for place in itertools.count() if place not in then)
     places = list(itertools.islice(free, max(before) + 1))
     axes = int64_constant(sorted({*then, *(places[axis] for axis in before)}))
@@ -180,7 +183,7 @@ def _merge_reshapes(outer: ir.Node) -> bool:
 def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
     """Drop the first Reshape of Reshape, elementwise functions, Reshape.
 
-    The second is dropped too if its shape is that of the original input.
+    The second Reshape is dropped too if its result has the shape of the first Reshape's input.
     """
     between, y = _nodes_between_reshapes(graph, back)
     if y is None:
@@ -249,7 +252,7 @@ def _is_single_element(value: ir.Value) -> bool:
 def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
     """Return whether a Reshape of ``x`` to ``wanted`` keeps its shape.
 
-    ``wanted`` contains no 0; a -1 matches because the other dims determine it.
+    ``wanted`` contains no 0; a -1 matches any size, because the other dims determine this size.
     """
     assert x.shape is not None
     return len(x.shape) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, x.shape, strict=True))

@@ -1,4 +1,4 @@
-"""Rules for neutral numbers: x · 1, x / 1, x - 0, x + 0, x and true, x or false."""
+"""Rules for operations with a neutral number: x · 1, x / 1, x - 0, x + 0, x and true, x or false."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .node_matching import bypass_node, constant_array, is_understood
 _NEUTRAL: dict[str, float | bool] = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "And": True, "Or": False}
 _COMMUTES = frozenset({"Add", "Mul", "And", "Or"})
 
-# These never return -0. Sqrt is not among them, because the root of -0 is -0.
+# Ops that never return -0. Sqrt is not included, because the root of -0 is -0.
 _NEVER_MINUS_ZERO = frozenset({"Exp", "Sigmoid", "Softmax", "Abs", "Softplus", "ReduceL1", "ReduceL2"})
-# These give the same result for +0 and -0.
+# Ops whose result is the same whether an input is +0 or -0.
 _READ_ZEROS_ALIKE = frozenset(
     {"Abs", "Cos", "Equal", "Exp", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sigmoid", "Softmax"}
 )
-# These never return -0 if their input has none.
+# Ops that never return -0 if their input contains no -0.
 _KEEP_SIGNS = frozenset(
     {"Expand", "Unsqueeze", "Identity", "ReduceMean", "ReduceSum", "Reshape", "Sqrt", "Squeeze", "Transpose"}
 )
-# Maximum number of nodes that the search for a -0 follows.
+# Maximum number of nodes that the search for a possible -0 follows backwards.
 _STEPS = 8
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
@@ -30,9 +30,10 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT1
 def drop_neutral_operation(graph: ir.Graph, node: ir.Node) -> bool:
     """Drop an operation with its neutral number.
 
-    Premise: a single, exactly neutral number whose rank is at most that of x, so that nothing is broadcast. x · 1 and x
-    / 1 are x in IEEE 754 and for integers; so are x - (+0) and x + (-0). But -0 + (+0) and -0 - (-0) are +0. These are
-    dropped only if the type has no -0, if x can't be -0, or if all consumers treat both zeros alike.
+    Premise: the neutral number is exact and a single element. Its rank is at most that of x, so x is not broadcast. x ·
+    1, x / 1, x - (+0) and x + (-0) equal x in IEEE 754 and for integers. But -0 + (+0) and -0 - (-0) are +0. So x +
+    (+0) and x - (-0) are dropped only in three cases: the type has no -0, x can't be -0, or all consumers treat both
+    zeros alike.
 
     Returns: whether the graph changed.
     """
@@ -72,8 +73,8 @@ def _keeps_zero_signs(node: ir.Node, x: ir.Value, zero: np.ndarray) -> bool:
 def _is_never_minus_zero(value: ir.Value, steps: int) -> bool:
     """Return whether no element of ``value`` can be -0, judging by the nodes that make it.
 
-    A square is never -0, for -0 · -0 = +0. Sums and means of numbers other than -0 are not -0 either; an empty sum is
-    +0. A sum of two numbers is -0 only if both are. The root of +0 is +0. Views only move numbers.
+    A square is never -0, because -0 · -0 = +0. Sums and means of numbers other than -0 are not -0 either; an empty sum
+    is +0. A sum of two numbers is -0 only if both numbers are -0. The root of +0 is +0. Views only move numbers.
     """
     node = value.producer()
     if node is None or node.domain != "" or not steps or not node.inputs or node.inputs[0] is None:

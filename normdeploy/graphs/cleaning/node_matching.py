@@ -1,4 +1,7 @@
-"""Read a node completely or refuse it, because an unknown attribute or input may change its meaning."""
+"""Match a node only if the rules read all its attributes and inputs.
+
+An unknown attribute or input may change the node's meaning.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ Rule = Callable[[ir.Graph, ir.Node], bool]
 
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
-# op → (attributes, maximum number of inputs) that the rules read. ``is_understood`` refuses every other form.
+# Op → (attributes, maximum number of inputs) that the rules read; None allows any number of inputs. ``is_understood``
+# returns False for every other form.
 _READ: dict[str, tuple[tuple[str, ...], int | None]] = {
     "Add": ((), 2),
     "And": ((), 2),
@@ -93,7 +97,7 @@ def input_at(node: ir.Node, index: int) -> ir.Value | None:
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """Return the numbers of a constant.
 
-    `simplify` sets the defaults of inputs aside before the rules run, so an input with a default is not constant.
+    An input with a default value is not constant: `simplify` removes such defaults before the rules run.
 
     Returns: None if ``value`` is computed or holds strings.
     """
@@ -132,7 +136,7 @@ def static_dims(value: ir.Value | None) -> list[int] | None:
 def is_same_size(a: object, b: object) -> bool:
     """Return whether two dims are known to be equal.
 
-    Returns: True for the same number or the same name; an unnamed dim equals none.
+    Returns: True for the same number or the same name; False if either dim has no name.
     """
     if isinstance(a, ir.SymbolicDim) and a.value is None:
         return False

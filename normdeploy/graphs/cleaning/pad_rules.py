@@ -13,10 +13,13 @@ from .node_matching import constant_array, constant_integers, input_at, is_under
 def merge_pad_into_convolution(graph: ir.Graph, node: ir.Node) -> bool:
     """Move the padding of a Pad into the Conv or ConvInteger that reads it.
 
-    Premise: Pad is constant, by +0, and its counts are known, ≥ 0 and nonzero only on spatial axes. The convolution
-    pads by counts too (``auto_pad`` is not set). Conv pads x by 0, ConvInteger by its zero point, which must be absent
-    or 0. The windows then hold the same numbers. The weights must be finite, because only then is 0 · w = 0, and
-    kernels may skip that product.
+    Premises:
+
+    - Pad has the mode constant and the value +0. Its counts are known, ≥ 0, and nonzero only on spatial axes.
+    - The convolution pads by counts too (``auto_pad`` is not set).
+    - Conv pads x by 0. ConvInteger pads by its zero point, which must be absent or 0. So the windows hold the same
+      numbers.
+    - The weights are finite. Kernels may skip the products of the padding, and only for a finite w is 0 · w = 0.
 
     Returns: whether the graph changed.
     """

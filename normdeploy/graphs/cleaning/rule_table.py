@@ -1,4 +1,4 @@
-"""Table of all rules by the op that each rewrites, and the pass that applies them in one walk."""
+"""Table of all rules by the op type that each rule rewrites, and the pass that applies the rules in one walk."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
 
     Premise: ScatterND has no reduction, which would combine data with updates. The indices, of shape [n, 1], hold 0 …
     n-1 in this order, with n the first dim of data. The standard then requires updates of data's shape, so row i of the
-    result is row i of the updates. The indices are constant, or Unsqueeze(Range(0, d, 1), [-1]) with d a dim equal to
-    n.
+    result is row i of the updates. The indices are constant, or they are Unsqueeze(Range(0, d, 1), [-1]), where d is a
+    dim equal to n.
 
     Returns: whether the graph changed.
     """
@@ -43,7 +43,7 @@ def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _counts_all_rows(indices: ir.Value, rows: object) -> bool:
-    """Return whether a Range computes ``indices`` as [[0], [1], …], one for each of ``rows``."""
+    """Return whether a Range computes ``indices`` as [[0], [1], …], with one entry for each of the ``rows`` rows."""
     unsqueeze = understood_producer(indices, "Unsqueeze")
     if unsqueeze is None:
         counted = None

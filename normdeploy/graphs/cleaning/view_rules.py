@@ -24,15 +24,15 @@ from .node_matching import (
     write_transpose,
 )
 
-# A Slice that ends beyond this reaches the end of every axis.
+# A Slice whose end is at least this reaches the end of every axis.
 _UNBOUNDED = 2**62
 
 
 def write_static_reshape(graph: ir.Graph, node: ir.Node) -> bool:
     """Replace a computed shape by the inferred one.
 
-    Premise: at most one dim of the inferred shape is unknown, and no other is 0. Then -1 denotes the unknown dim: the
-    number of elements divided by a nonzero product.
+    Premise: at most one dim of the inferred shape is unknown, and no other dim is 0. The unknown dim is written as -1,
+    because it is the number of elements divided by the nonzero product of the other dims.
 
     Returns: whether the graph changed.
     """
@@ -49,11 +49,11 @@ def _write_inferred_shape(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
-    """Let a Reshape read the input of the Reshape before it, if a single 0 of its shape copies a dim.
+    """Let a Reshape with a single 0 in its shape read the input of the Reshape before it.
 
-    Premise: the shape is constant, without -1, with one 0 for a dim that the inferred output leaves unknown. The other
-    dims are positive, so -1 in its position gives the same size: the number of elements divided by their product.
-    `movement_rules` merges Reshapes whose shape contains no 0.
+    Premise: the shape is constant and has no -1. Its one 0 copies a dim that the inferred output leaves unknown. The
+    other dims are positive, so a -1 in place of the 0 gives the same size: the number of elements divided by the
+    product of the other dims. `movement_rules` merges Reshapes whose shape contains no 0.
 
     Returns: whether the graph changed.
     """
@@ -66,7 +66,7 @@ def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     if 0 not in wanted:
         return False
     sizes = [dim if n == 0 and isinstance(dim, int) else n for n, dim in zip(wanted, made, strict=True)]
-    # A dim of size 0 stays 0 here. It is refused unless it is the only 0 and there is no -1.
+    # A dim of size 0 keeps its 0 here. The shape is refused unless this is its only 0 and it has no -1.
     if sizes.count(0) > 1 or (0 in sizes and -1 in sizes):
         return False
     return write_reshape(graph, node, [n or -1 for n in sizes])
@@ -87,10 +87,10 @@ def drop_reshape_of_squeeze(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def write_flatten_as_reshape(graph: ir.Graph, node: ir.Node) -> bool:
-    """Replace a Flatten by a Reshape, which merges with others.
+    """Replace a Flatten by a Reshape, which other rules can merge with neighboring Reshapes.
 
-    Premise: one of the output's two dims is known and positive, so -1 gives the other, even without elements; or both
-    are known and positive.
+    Premise: at least one of the output's two dims is known and positive. An unknown dim is written as -1, which is
+    correct even if the tensor has no elements.
 
     Returns: whether the graph changed.
     """
@@ -142,7 +142,7 @@ def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
-    """Compose two Transposes, or drop one that keeps the order. Premise: both state their permutation.
+    """Compose two Transposes, or drop a Transpose that keeps the order. Premise: the attribute ``perm`` is present.
 
     Returns: whether the graph changed.
     """
@@ -166,17 +166,17 @@ def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _have_same_shape(a: ir.Value, b: ir.Value) -> bool:
-    """Return whether both are known to have the same shape."""
+    """Return whether both tensors are known to have the same shape."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(is_same_size(p, q) for p, q in zip(a.shape, b.shape, strict=True))
 
 
 def drop_full_slice(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop a Slice that takes everything.
+    """Drop a Slice that takes all elements of its input.
 
     Premise: the steps are constant and 1, so a Slice takes a range of each axis. A range is the whole axis if it starts
-    at 0 and ends at the size or beyond. With computed starts and ends, the output must have the input's shape.
+    at 0 and ends at the size or beyond. If starts or ends are computed, the output must have the input's shape.
 
     Returns: whether the graph changed.
     """

@@ -1,6 +1,8 @@
-"""Admit ops outside algebra by lemmas: each file holds a statement, its proof, and the name of a test that breaks it.
+"""Admit ops that are not algebraic by lemmas.
 
-`TABLE` holds the ops that a lemma admits. If the premise of a lemma does not hold, the op is refused by its name.
+Each module states its lemma and proves it, and names the test with counterexamples that the prover must refuse.
+
+`TABLE` lists the ops that a lemma admits. If the premise of the lemma does not hold, the proof fails and names the op.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 **Lemma.** |x|·|x| = |x|² = x² for every real x; and |t| = t if t ≥ 0 (`clamp.is_nonnegative`).
 
-**Proof.** |x| is x or −x. So Abs is admitted if only its square is read: a product with itself, an even power, a sum of
-squares. Any other reader is refused. `tests/proof/test_lemmas.py` reads |x| directly, and multiplies it by x.
+**Proof.** |x| is x or −x. So Abs is admitted if only the square of its result is used: a product with itself, an even
+power, a sum of squares. Any other use of the result is refused. `tests/proof/test_lemmas.py` has two counterexamples:
+reading |x| directly, and |x|·x.
 """
 
 from __future__ import annotations

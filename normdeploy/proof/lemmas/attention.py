@@ -1,19 +1,19 @@
 """Admit Softmax as an opaque function of its row, and Attention as the products around it.
 
-**Lemma.** Let B = F(softmax(x_B)) and A = G(softmax(x_A)) with F and G of the language. If x_B = x_A, and F(p) = G(p)
-for every array p of their shape, then B = A, at every size.
+**Lemma.** Let B = F(softmax(x_B)) and A = G(softmax(x_A)), with F and G made of ops that the prover defines. If x_B =
+x_A, and F(p) = G(p) for every array p of the same shape, then B = A, at every size.
 
-**Proof.** Specialization to p = softmax(x_B) = softmax(x_A). In the field, an element of p is random for each pair of a
-row of x and an element of that row. It is the same for the same pair along the same atoms. So p is a leaf to F and G;
-it holds no sums, and its rows are distinct. Arguments that are different functions have different residues, up to the
-error probability that is counted anyway. Enough points are required that x_B = x_A holds at every size (`congruence`
-does the same for functions of one number).
+**Proof.** Specialization to p = softmax(x_B) = softmax(x_A). In the field, each pair of a row of x and an element of
+this row gets one random element of p. Equal pairs along the same atoms get the same random element. So F and G read p
+as a leaf without sums and with distinct rows. Arguments that are different functions have different residues. The
+exception has a small probability, which the error probability of the certificate includes. The plan requires enough
+points to show x_B = x_A at every size. `congruence` does the same for functions of one number.
 
 **Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html); each head of k and
 v serves several consecutive heads of q. For a row whose mask is −Inf throughout, Attention gives zeros, and Softmax
-gives NaN. The floats follow that, so the code that writes the node must know that the mask has no such row. A scale
-that a rewrite computed is exact in the field, and is stored rounded once. `tests/rewriting/test_attention_fusion.py`
-tries other scales, axes, masks and heads.
+gives NaN. The floats follow this definition. So a rewrite may write an Attention only if it knows that the mask has no
+such row. A scale that a rewrite computed is exact in the field; the file stores it rounded once.
+`tests/rewriting/test_attention_fusion.py` has the counterexamples: other scales, axes, masks and heads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class RoundedFloat(float):
 
 
 def softmax(m: ProofInterpreter, x: Value, axis: int) -> Value:
-    """Apply Softmax along an axis: an opaque function of row and element in the field, and the real one in floats.
+    """Apply Softmax along an axis: in the field as an opaque function of row and element, in floats as the real
+    function.
 
     Args:
         axis: number of the axis, non-negative.
@@ -135,7 +136,7 @@ def _exact_scale(scale: float) -> Fraction:
     """Return the exact scale.
 
     Raises:
-        NotProved: the stored scale is not the exact one, rounded once.
+        NotProved: the stored scale is not the exact scale rounded once.
     """
     if not isinstance(scale, RoundedFloat):
         return Fraction(scale)
@@ -156,7 +157,7 @@ def _swap_last_axes(m: ProofInterpreter, x: Value) -> Value:
 
 
 def _grouped_matmul(m: ProofInterpreter, x: Value, y: Value) -> Value:
-    """Multiply as MatMul; merge the groups and the heads of each into one axis."""
+    """Multiply as MatMul, then merge the axis of groups and the axis of heads in a group into one axis."""
     made: Value = OPS["MatMul"](m, [x, y], {}, 23, 1)
     if len(made.axes) == 5:
         made = made.with_axes((made.axes[0], made.axes[1] + made.axes[2], *made.axes[3:]))

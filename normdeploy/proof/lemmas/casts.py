@@ -1,9 +1,9 @@
-"""Admit Cast: a Cast between floating types does not change the function, because its rounding is judged separately.
+"""Admit Cast: a Cast between floating types does not change the function.
 
-**Statement.** A region is the function that its ops define, without the rounding of their types. There, a Cast to a
-floating type is the identity. Recognition allows no Cast to a type narrower than the input's inside a norm. A Cast of a
-size to a floating type is the size as a number. A Cast of elements to integers or bool is refused.
-`tests/proof/test_lemmas.py` casts to bool.
+**Statement.** A proof treats a region as the function that its ops define on real numbers, without rounding. In this
+function a Cast to a floating type is the identity. The rounding is checked elsewhere: recognition allows no Cast inside
+a norm to a type narrower than the input's type. A Cast of a size to a floating type gives the size as a number. A Cast
+of elements to integers or bool is refused. `tests/proof/test_lemmas.py` has a Cast to bool as the counterexample.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def cast_value(m: ProofInterpreter, x: Any, floating: bool, whole: np.dtype[Any]
 
 
 def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
-    """Require that the type holds a size.
+    """Require that the integer type can represent a size.
 
     An open size is assumed to fit a signed type of 32 bits or more; a narrower type may truncate it.
     """

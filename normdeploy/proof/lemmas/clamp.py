@@ -1,17 +1,18 @@
 """Admit clamps of sums of squares and of roots.
 
-A clamp from below by zero or less does not change a sum of squares, and a root clamped above zero is positive.
+A lower bound of zero or less does not change a sum of squares, and a root with a lower bound above zero is positive.
 
 **Lemma.** Let t(x) ≥ 0 for every real input x and c ≤ 0. Then max(t, c) = t.
 
-**Premise.** Either t ≥ 0 is known by structure (squares, their sums and products, non-negative constants). Or t = r·V
-or t = r·(V + ε) holds in the field with r > 0. Here V is the sum of squares of a norm after the rewrite (E[x²] − E[x]²
-is one). An upper limit is refused: a variance has none.
+**Premise.** One of two conditions shows t ≥ 0. Either the structure shows it (squares, their sums and products,
+non-negative constants). Or t = r·V or t = r·(V + ε) holds in the field with r > 0. Here V is the sum of squares of a
+norm after the rewrite. For example, E[x²] − E[x]² is such a t. A Clip with an upper bound is refused, because a
+variance has no upper bound.
 
-**Lemma.** Clip(t, c) with one number c > 0 is a function of t that is positive everywhere. So for a root t it may be
-inside a region if it is in the same place after the rewrite (`congruence`: the same c, the same t). A division by it
-never divides by zero. `tests/proof/test_lemmas.py` clamps at 1e-12, clamps from above, and clamps a value that may be
-negative.
+**Lemma.** Clip(t, c) with one number c > 0 is a function of t that is positive everywhere. So a Clip of a root t is
+admitted as an opaque function, if the nodes after the rewrite contain the same Clip: the same c and the same t
+(`congruence`). A division by its result never divides by zero. `tests/proof/test_lemmas.py` has three counterexamples:
+a clamp at 1e-12, an upper bound, and a t that may be negative.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ def is_nonnegative(m: ProofInterpreter, t: Value) -> bool:
 
 
 def clamp_below(m: ProofInterpreter, op: str, t: Value, low: Value) -> Value:
-    """Evaluate max(t, low) if it equals t, or a Clip of a root t from a positive number.
+    """Evaluate max(t, low) if it equals t, or if t is a root and ``low`` is a positive number.
 
     Returns:
         the result.
 
     Raises:
-        NotProved: neither is shown.
+        NotProved: neither condition is shown.
     """
     if (
         op == "Clip"

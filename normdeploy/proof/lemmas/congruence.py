@@ -1,12 +1,12 @@
 """Admit opaque functions: equal arguments have equal results.
 
-**Lemma.** If B and A are the same function of x and of unknown functions σ, for all σ, they are the same for the actual
+**Lemma.** Let B and A be functions of x and of an unknown function σ. If B = A for every σ, then B = A for the actual
 σ.
 
-**Proof.** Specialization. In the field, σ takes a random value for each argument, the same for the same argument. Two
-arguments that are different functions have different residues, up to the error probability that is counted anyway. So a
-Sigmoid may be inside a region if it is in the same place after the rewrite. `tests/proof/test_lemmas.py` has another
-function, and another argument, after the rewrite.
+**Proof.** Specialization. In the field, σ has a random value for each argument; equal arguments get the same value. Two
+arguments that are different functions have different residues. The exception has a small probability, which the error
+probability of the certificate includes. So a Sigmoid is admitted if the nodes after the rewrite apply it to the same
+argument. `tests/proof/test_lemmas.py` has two counterexamples: another function, and another argument.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def apply_unknown(m: ProofInterpreter, name: str, x: Value, real: Any) -> Value:
     """
     made = None
     if m.gf is not None and x.a is not None:
-        # σ hides the degree of its argument from the final comparison.
+        # The final comparison does not see the degree of σ's argument, so require its points here.
         m.plan.require_degree(scale_counts(x.degree.larger_counts(), 2))
         table = m.draws.opaque
         p = m.gf.p
@@ -67,8 +67,8 @@ def _swish(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
 def quantize_value(m: ProofInterpreter, y: Value, scale: Value, kind: str) -> Value:
     """Apply QuantizeLinear to the type ``kind`` with zero point 0, as an opaque function of y / scale.
 
-    Rounding is not algebraic. The floats keep the quotient: if the two sides of a proof differ by a rounding, another
-    rounding must not turn a tie into a different number.
+    Rounding is not algebraic, so the field uses an opaque function. The floats keep the quotient y / scale unrounded.
+    The floats of the two sides may differ slightly, and rounding could turn a tie into two different numbers.
 
     Returns:
         the quantized value.
@@ -77,10 +77,10 @@ def quantize_value(m: ProofInterpreter, y: Value, scale: Value, kind: str) -> Va
 
 
 def quantize_rows(m: ProofInterpreter, y: Value, kind: str, least: float, largest: float) -> tuple[Value, Value]:
-    """Quantize y with one scale per row, the last axis. Both results are opaque functions of the row.
+    """Quantize y with one scale per row of the last axis. Both results are opaque functions of the row.
 
-    Rows with equal elements are equal. So a function of each element represents a function of the whole row, including
-    the scale, which has one place per row. The floats keep y.
+    Two rows are equal if all their elements are equal. So an opaque function of each element represents a function of
+    the whole row. The scale, one number per row, is such a function too. The floats keep y unchanged.
 
     Returns:
         the quantized value and its scale.

@@ -3,9 +3,9 @@
 **Lemma.** Let c(x) imply min x = max x over some axes, and d = r·(x − mean x) over these axes. Then Where(c, 0, d) = d
 at every real x.
 
-**Proof.** If c is false, d is taken. If it is true, the row is constant, x − mean x is zero, and so is d. Further
-conditions joined by And do no harm. `tests/proof/test_lemmas.py` has another number than 0, other axes, Or for And, and
-another condition.
+**Proof.** If c is false, Where returns d. If c is true, the row is constant, so x − mean x and d are zero. Further
+conditions joined by And keep the lemma true. `tests/proof/test_lemmas.py` has four counterexamples: a number other than
+0, other axes, Or instead of And, and another condition.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Extremum:
     """Smallest or largest element of each row of ``x`` over ``axes``.
 
     Attributes:
-        of: "min" or "max".
-        row: (x, axes).
+        of: ``min`` or ``max``.
+        row: x and the axes that form its rows.
         value: the elements, in floats only.
     """
 
@@ -45,7 +45,7 @@ class RowCondition:
 
     Attributes:
         value: zeros and ones, in floats only.
-        rows: (x, axes) of the constant rows.
+        rows: for each constant row, x and the axes that form the row.
     """
 
     value: Value
@@ -96,7 +96,7 @@ def _equal(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
         and a.row[0] is b.row[0]
         and a.row[1] == b.row[1]
     ):
-        # Without keepdims, it may broadcast over other rows than its own.
+        # Without keepdims, an extremum may broadcast over rows that it was not computed from.
         kept = all(len(e.value.axes) == len(e.row[0].axes) for e in (a, b))
         if kept:
             rows = (a.row,)
@@ -115,7 +115,7 @@ def _where(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
     chosen = inputs[1]
     d = lift_input(m, inputs[2])
     zero = lift_input(m, chosen)
-    # The file fixes the condition.
+    # The condition is a constant of the file.
     if isinstance(condition, np.ndarray) and condition.dtype == bool and condition.size == 1:
         taken, other = (zero, d) if condition.all() else (d, zero)
         return broadcast_to_sizes(

@@ -1,17 +1,17 @@
-"""Check matrices that commute with RMSNorm: their rows are orthogonal and of equal length, and the norm has no gamma.
+"""Check matrices that commute with an RMSNorm without gamma: their rows are orthogonal and of equal length.
 
-**Lemma.** Let A be a matrix of n×n integers with A·Aᵀ = k·I, k > 0, and Q = A/√k, √k the positive root. Let
+**Lemma.** Let A be a matrix of n×n integers with A·Aᵀ = k·I and k > 0. Let Q = A/√k with the positive root √k. Let
 
-    rms(x) = x/√(mean(x²) + ε)        over rows of n, or of a multiple of n in whose consecutive runs Q acts alike
+    rms(x) = x/√(mean(x²) + ε)        over rows of n elements, or of several runs of n elements; then Q acts on each run
 
-Then rms(x·Q) = rms(x)·Q and (x·Q)·Qᵀ = x, at every real x, both sides being defined at the same x.
+Then rms(x·Q) = rms(x)·Q and (x·Q)·Qᵀ = x at every real x. Both sides are defined at the same x.
 
-**Proof.** Q·Qᵀ = A·Aᵀ/k = I, hence (x·Q)·Qᵀ = x, and Σ(x·Q)² = x·Q·Qᵀ·xᵀ = Σx², run by run, so that mean(x²) + ε is one
-number. Both sides divide x·Q by its root. ∎
+**Proof.** Q·Qᵀ = A·Aᵀ/k = I, hence (x·Q)·Qᵀ = x. In each run, Σ(x·Q)² = x·Q·Qᵀ·xᵀ = Σx². So mean(x²) + ε is the same
+number for x and x·Q, and both sides divide x·Q by its root. ∎
 
-The premise is checked in integers: no element of A·Aᵀ exceeds n, which float64 represents exactly. All layers that
-write must have this one A in all their runs, and all that read must have its transpose; this is checked too.
-`tests/proof/test_lemmas.py` has a matrix with another sign, one with rows of two lengths, and one with a fraction.
+The premise is checked exactly: no element of A·Aᵀ exceeds n, and float64 represents these integers exactly. All layers
+that write must use this A in all their runs. All layers that read must use its transpose. Both are checked too.
+`tests/proof/test_lemmas.py` has three counterexamples: a wrong sign, rows of two lengths, and a fraction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def isometry_factor(a: np.ndarray) -> int | None:
         a: matrix (n, n) of −1, 0 and 1.
 
     Returns:
-        k; None if there is none, or if ``a`` has other elements.
+        k; None if there is no such k, or if ``a`` has other elements.
     """
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size or not np.isin(a, (-1, 0, 1)).all():
         return None

@@ -2,9 +2,9 @@
 
 **Lemma.** For t > 0 and rational q, exp(q·log t) = t^q. For t = 0 both are 0 if q > 0 and +Inf if q < 0.
 
-**Premise.** t ≥ 0 (`clamp.is_nonnegative`: for a negative t the logarithm is NaN and a power may not be), q is a
-multiple of ½, and only products with numbers lie between the two ops. `tests/proof/test_lemmas.py` takes the
-exponential of data, and adds to the logarithm.
+**Premise.** t ≥ 0 (`clamp.is_nonnegative`), because for a negative t the logarithm is NaN and the power may be a
+number. q is a multiple of ½. Between Log and Exp there are only products with numbers. `tests/proof/test_lemmas.py` has
+two counterexamples: the exponential of data, and an addition to the logarithm.
 """
 
 from __future__ import annotations

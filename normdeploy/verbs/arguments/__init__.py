@@ -1,1 +1,1 @@
-"""Validate the arguments of verbs before any work, open models of every format, and let results replace files."""
+"""Validate the arguments of verbs, open models of every format, and accept results in place of files."""

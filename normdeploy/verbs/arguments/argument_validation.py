@@ -1,7 +1,10 @@
-"""Validate the arguments of verbs before any work, and normalize their spellings.
+"""Validate and normalize a verb's arguments before it starts work.
 
-``take_fields_as_arguments`` turns a function into a verb. A verb accepts one value for a sequence
-(``dims="batch=1:8:64"``), a result or an ONNX model in memory for a file, and every usual name of a dtype.
+``take_fields_as_arguments`` turns a function into a verb. Every verb then accepts:
+
+- a single value where it takes a sequence, such as ``dims="batch=1:8:64"``;
+- a result, or an ONNX model in memory, where it takes a file;
+- every common name of a dtype.
 """
 
 from __future__ import annotations
@@ -63,13 +66,15 @@ R = TypeVar("R")
 def take_fields_as_arguments(
     call: Callable[P, T], *, onnx: str = "", runtimes: Sequence[str] = RUNTIMES
 ) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Turn a function of one record into a verb with the record's fields as parameters, validated and normalized.
+    """Turn a function of one record into a verb whose parameters are the fields of the record.
+
+    The verb validates and normalizes its arguments before it creates the record.
 
     Args:
-        call: dataclass of the record.
-        onnx: parameter that takes ONNX files. Models in memory, including those of results, are written to a temporary
-            folder for the duration of the call. If the parameter "source" is a result, the model that it was made from
-            replaces it, with its arguments.
+        call: dataclass that the function takes as its only argument.
+        onnx: name of the parameter that takes ONNX files. Models in memory, including the models of results, are
+            written to a temporary folder for the duration of the call. If the parameter "source" is a result, it is
+            replaced by the model that was exported or optimized and by the example arguments of that model.
         runtimes: values that the parameter "runtime" accepts.
 
     Returns:
@@ -89,7 +94,7 @@ def take_fields_as_arguments(
                 if isinstance(signature.parameters[name].default, bool) and not isinstance(given[name], bool):
                     raise InputError(f"{name} is {given[name]!r}; pass True or False")
                 given[name] = _normalize_option(name, given[name], runtimes)
-            # Other verbs take arrays or a file of arrays as ``inputs``, so their default is not ().
+            # The default () means that this verb describes its inputs by texts. Verbs with another default take arrays.
             if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
                 given["inputs"] = [given["inputs"]]
             if onnx and "args" in signature.parameters:
@@ -111,7 +116,7 @@ def take_fields_as_arguments(
     return wrap_function
 
 
-# Former keyword -> current keyword.
+# Former name of a keyword argument -> its current name. Verbs still accept the former name.
 _RENAMED = {"stated_inputs": "inputs"}
 
 
@@ -136,7 +141,7 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
     """Validate the value of one option and normalize its spelling.
 
     Returns:
-        the normalized value; a single value of an option that takes several becomes a list.
+        the normalized value. A single value is wrapped in a list if the option takes several.
 
     Raises:
         InputError: the value is invalid.
@@ -151,7 +156,7 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
         (CALIBRATORS, "calibration"),
     ):
         if name == wanted and value not in choices and (value is not None or name not in _OPTIONAL):
-            # For the options in _OPTIONAL, None means whatever fits the file, or nothing.
+            # The options in _OPTIONAL also accept None: the verb then chooses a value that fits the file, or none.
             raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(
@@ -172,10 +177,10 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
 
 
 def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
-    """Replace a result given as the model by the model that it was made from.
+    """If the source is a result, replace it by the model that was exported or optimized.
 
-    The result itself becomes the first file to check. ``given`` is changed in place; its loading options override those
-    of the result.
+    The result itself becomes the first ONNX file of the verb. ``given`` is changed in place; its loading options
+    override the options of the result.
 
     Raises:
         InputError: the result has no origin, or example arguments were given besides the result's own.
@@ -224,18 +229,20 @@ def require_writable_output(output: PathLike, source: object) -> None:
 
 
 def _write_to_disk(value: Any, stack: ExitStack) -> Any:
-    """Write models in memory to a temporary folder, which is deleted when ``stack`` closes.
+    """Write models in memory to a temporary folder.
+
+    ``stack`` deletes the folder when it closes.
 
     Args:
         value: a file, result or model, or several.
 
     Returns:
-        the path of each; paths are returned unchanged.
+        the path of each model; paths are returned unchanged.
     """
 
     def path_of(item: Any) -> Any:
         item = resolve_onnx(item)
-        # Compare the class name so that onnx need not be imported.
+        # The class name is compared, because isinstance would need an import of onnx.
         if type(item).__name__ != "ModelProto":
             return item
         folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))

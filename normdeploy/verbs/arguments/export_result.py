@@ -1,4 +1,4 @@
-"""Hold the result of ``export`` and ``optimize``, which other verbs accept for its file and for its original model."""
+"""Define the result of ``export`` and ``optimize``, which other verbs accept in place of a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """Source and arguments that a model was made from, so that another verb need not be given them again."""
+    """Source and arguments of a conversion; other verbs use them when they are given its result."""
 
     source: Any
     args: Any = ()
@@ -39,8 +39,8 @@ class ExportResult(Renderable):
     its origin.
 
     Attributes:
-        proto: the model with its weights. It is read again from ``path`` if it was written, so large weights occupy no
-            memory until then.
+        proto: the model with its weights. If the model was written, the first access reads it from ``path``, so that
+            large weights occupy no memory until then.
         path: the written file; None if no output was requested.
         seconds: stage -> seconds, in the order run.
         precision: tensors and nodes that stayed float32 in a half-precision file; None for a float32 file.
@@ -48,7 +48,7 @@ class ExportResult(Renderable):
         origin: source and arguments of the model.
     """
 
-    # Model in memory; None if it was written to ``path``.
+    # The model, if it was not written; None if it was written to ``path``.
     made: onnx.ModelProto | None = field(repr=False)
     path: Path | None
     summary: Summary

@@ -1,4 +1,7 @@
-"""Open the model that a verb was given, with the loading options that an ONNX file recorded at its export."""
+"""Load the model that a verb was given.
+
+If the verb was also given an ONNX file, the loading options that ``export`` recorded in the file are applied.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ def load_source(
 
     Args:
         source: a file or folder, a live module, or an exported program.
-        args: example arguments of a live module: one tensor or a tuple of arguments. A mapping is split by forward's
-            parameters if its keys fit them, and is otherwise the one argument.
+        args: example arguments of a live module: one tensor or a tuple of arguments. A mapping whose keys are
+            parameters of forward gives the argument of each parameter; any other mapping is the only argument.
         kwargs: example keyword arguments of a live module.
         shared: as for ``from_module``.
 
@@ -52,7 +55,7 @@ def load_source(
     """
     from ...loading import from_module, from_program, load
 
-    # Models of several parts are read together and passed in already loaded.
+    # A model of several parts is read once; each of its parts is passed in already loaded.
     if isinstance(source, LoadedModel):
         return source
     if isinstance(source, str | os.PathLike):
@@ -79,7 +82,7 @@ _OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "c
 
 
 def _applicable_options(loading: LoadKeywords, known: set[str], source: str) -> dict[str, Any]:
-    """Return the options in ``known``, and refuse others that have a value.
+    """Return the options that are in ``known``, and refuse every other option that has a value.
 
     Raises:
         InputError: an option is not for this kind of source.
@@ -114,10 +117,12 @@ def is_live_module(source: object) -> bool:
 def load_as_recorded(
     source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, given: LoadKeywords
 ) -> LoadedModel:
-    """Load a model as `load_source` does, and name the record in errors that recorded options cause.
+    """Load a model as `load_source` does.
+
+    If loading fails and recorded options are in use, the error names the record and these options.
 
     Args:
-        loading: the options to load with: those given and those that an ONNX file recorded.
+        loading: all options to load with: the user's and the recorded options of an ONNX file.
         given: the options that the user gave.
 
     Returns:
@@ -161,8 +166,8 @@ def open_onnx_source(
     """Open an ONNX model, or export a PyTorch model to one.
 
     Returns:
-        (model, its large weights, True if the source was ONNX already). The caller must rewrite the raw export of a
-        PyTorch model before deployment.
+        (model, its large weights, True if the source was already ONNX). If the source was not ONNX, the model is an
+        export without any rewrite, and the caller must still rewrite it.
     """
     if isinstance(source, onnx.ModelProto):
         source = normalize_model(source)
@@ -179,11 +184,11 @@ def open_onnx_source(
 
 
 def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
-    """Complete ``given`` with the loading options that an ONNX file recorded at its export.
+    """Complete ``given`` with the loading options that ``export`` recorded in an ONNX file.
 
     Options that run no code (`storage.export_record.DATA`) are always followed, even from an unsigned file. Options
-    that may run code are followed only if a signature of this user or team covers them, the model file, and the modules
-    that it imports (`storage.record_signing`).
+    that may run code are followed only if they are signed by this user or team. The signature must also cover the model
+    file and the modules that it imports (`storage.record_signing`).
 
     Returns:
         (completed options, notes).
@@ -202,7 +207,7 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
     if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
         return given, []
     name = os.fspath(onnx_path)
-    # The hash is "" for a live module or an ONNX file.
+    # The recorded hash is "" if a live module or an ONNX file was exported.
     same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))
     notes = [] if same else [f"{name} was exported from another file, not {os.fspath(source)}"]
     load, strange = _drop_foreign_options(
@@ -220,7 +225,8 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
         elif signed is not None and (file := record_signing.find_changed_module(signed)):
             why = f"the module {file!r} is not the one that was signed"
         if not why:
-            # The user's own modules are imported from the working directory, not from the signed copies.
+            # If the user passes options that run code, modules are imported from the working directory. Otherwise they
+            # are imported from the signed copies.
             bare = not any(given.get(n) for n in (*CODE, "trust"))
             followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
         elif code:
@@ -237,7 +243,9 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
 def _drop_foreign_options(
     load: Mapping[str, Any], source: Path, given: LoadKeywords
 ) -> tuple[dict[str, Any], list[str]]:
-    """Drop recorded options that do not apply to this model, because another model was exported.
+    """Drop recorded options that do not apply to this model.
+
+    Such options exist if the ONNX file was exported from a model of another format.
 
     Returns:
         (remaining options, a reason for each dropped group).
@@ -253,7 +261,8 @@ def _drop_foreign_options(
             kind = detect_kind(source)
     of_folder = kind is FileKind.HUGGINGFACE
     of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
-    # These files contain their model, and so does a pickle that the user trusts.
+    # Files of these kinds contain the model's code, so the option "model" is not needed. A trusted pickle also contains
+    # the code.
     is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
         of_pickle and bool(given.get("trust"))
     )
@@ -262,7 +271,7 @@ def _drop_foreign_options(
     strange = list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
         strange.append(f"{', '.join(foreign)}, which is ignored: {source} is of the kind {kind}")
-    # Dims of inputs that the user describes may have other names.
+    # The inputs that the user describes may name their dims differently than the record does.
     if (dims := left.get("dims")) and given.get("inputs"):
         named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
         left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
@@ -276,8 +285,8 @@ def _drop_foreign_options(
 def is_onnx_file(path: PathLike) -> bool:
     """Detect an ONNX file by its name or its first bytes.
 
-    Writers of protobuf put the field ir_version first (byte 0x08); a safetensors file starts with a length followed by
-    "{".
+    Writers of protobuf put the field ir_version first, so an ONNX file starts with the byte 0x08. A safetensors file
+    may start with the same byte, but its first 8 bytes are a length and the next byte is "{".
 
     Returns:
         True for a name ending in ".onnx" or a file that starts like an ONNX model.

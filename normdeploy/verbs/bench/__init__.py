@@ -1,1 +1,1 @@
-"""Race models, ONNX files and engines against each other, and each norm in all its forms."""
+"""Benchmark models, ONNX files and engines against each other, or the forms of each norm."""

@@ -1,4 +1,4 @@
-"""Compare the speed of a model, files and engines, or of the forms of norms."""
+"""Benchmark a model, ONNX files and engines against each other, or norms in all their forms."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 def bench(call: BenchCall) -> Race:
     """Benchmark a model in eager mode and torch.compile, ONNX files and engines, or the forms of norms.
 
-    Contestants take turns in one process (``normdeploy.verbs.bench.model_benchmark``).
+    The model in one mode, or one file in one runtime, is a contestant. Contestants take turns in one process
+    (``normdeploy.verbs.bench.model_benchmark``).
 
     Args:
         sources: ONNX files, engines and at most one model: a file or folder, or a live module.
         args, kwargs: example arguments of a live module.
         feeds: the inputs, an .npz file or name -> array; None generates them.
-        sizes: sizes of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8". Other dims take
-            their usual sizes.
+        sizes: sizes of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8". Dims that are not
+            named take their usual sizes.
         threads: CPU threads of torch and of onnxruntime.
         rounds: number of counted rounds; each contestant has one turn in a round.
         seed: seed of the generated inputs and of the order within each round.
         norm_impl: benchmark each norm of the one given ONNX file in these forms
             (``normdeploy.verbs.bench.norm_benchmark``); ["all"] benchmarks all forms.
-        norms: benchmark usual norms of this kind, or of "all" kinds; then no file is needed.
+        norms: benchmark built-in example norms of this kind, or of "all" kinds. No file is passed in this case.
         against: also benchmark files that other tools write for the same model: "plain", "onnxslim", "onnxsim",
             "ort-transformers" (``verbs.bench.peer_optimizers``).
         runners: names of runtimes from installed packages (`normdeploy.runtimes.third_party_runner`) that also run the
@@ -52,7 +53,8 @@ def bench(call: BenchCall) -> Race:
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
     Returns:
-        The times and errors of all contestants; false if a contestant gave a wrong answer or none could run.
+        The times and errors of all contestants. The result is false if a contestant gave a wrong answer or if no
+        contestant could run.
 
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A wrong answer raises nothing; it makes the result false.

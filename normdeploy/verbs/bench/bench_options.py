@@ -23,7 +23,7 @@ def _split_commas(text: str) -> list[str]:
 class RaceOptions:
     """Options of a benchmark: its contestants, its inputs and the number of rounds."""
 
-    # The inputs.
+    # Options for the inputs.
     sizes: Sequence[str] | Mapping[str, int] = option_field(
         (),
         "--size",
@@ -34,21 +34,23 @@ class RaceOptions:
     feeds: PathLike | Mapping[str, Any] | None = option_field(
         None,
         "--inputs",
-        "Input arrays by name; generated if omitted.",
+        "File of input arrays by name. Inputs are generated if omitted.",
         metavar="IN.npz",
         type=Path | None,
     )
 
-    # The rounds.
+    # Options for the rounds.
     threads: int = option_field(1, "--threads", "CPU threads for torch and onnxruntime.", minimum=1)
-    rounds: int = option_field(100, "--rounds", "Number of rounds; each contestant gets one turn per round.", minimum=1)
+    rounds: int = option_field(
+        100, "--rounds", "Number of rounds. In each round, every file and runtime is timed once.", minimum=1
+    )
     seed: int = option_field(0, "--seed", "Seed of the generated inputs and of the order within each round.", minimum=0)
 
-    # The contestants.
+    # Options that choose the contestants.
     norm_impl: str | Sequence[str] = option_field(
         (),
         "--norm-impl",
-        "Benchmark each norm of one ONNX file by itself in these forms, comma-separated: standard, decomposed,"
+        "Benchmark each norm of one ONNX file by itself, in these forms, separated by commas: standard, decomposed,"
         " instance, layer, narrow, plugin; or all.",
         metavar="FORMS",
         type=str | None,
@@ -57,13 +59,14 @@ class RaceOptions:
     norms: str | None = option_field(
         None,
         "--norms",
-        "Benchmark common norms of this kind, such as GroupNorm, in all forms; all for every kind.",
+        "Benchmark common norms of this kind, such as GroupNorm, in all forms. Use all for every kind.",
         metavar="KIND",
     )
     against: str | Sequence[str] = option_field(
         (),
         "--against",
-        "Also benchmark files that these tools make, comma-separated: plain, onnxslim, onnxsim, ort-transformers.",
+        "Also benchmark the files that these tools write for the same model, separated by commas: plain (torch's own"
+        " export), onnxslim, onnxsim, ort-transformers.",
         metavar="NAMES",
         type=str | None,
         read=_split_commas,

@@ -1,4 +1,4 @@
-"""Print a race as tables in the terminal."""
+"""Print the result of ``bench`` as tables in the terminal."""
 
 from __future__ import annotations
 

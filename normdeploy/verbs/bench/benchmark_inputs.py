@@ -1,4 +1,4 @@
-"""Check the inputs that the user gave for a race, or generate them."""
+"""Check the sizes that the user gave for a benchmark, and generate its inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def check_counts(threads: int, rounds: int) -> None:
     """Check the numbers of threads and rounds.
 
     Raises:
-        InputError: one is below 1, or there are more threads than cores, so that threads would only wait for each
-            other.
+        InputError: a number is below 1, or there are more threads than cores. Surplus threads would only wait for a
+            core.
     """
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
@@ -32,7 +32,7 @@ def check_sizes(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] 
     Args:
         sizes: name of a dim -> size.
         dims: names of all dynamic dims.
-        ranges: those dims that have a range.
+        ranges: the dynamic dims that have a range.
 
     Raises:
         InputError: a dim is unknown, or a size is outside the dim's range.
@@ -53,7 +53,7 @@ def make_benchmark_inputs(
     seed: int,
     runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
 ) -> tuple[dict[str, Array], list[str]]:
-    """Generate inputs for the model, or for the first file if there is none.
+    """Generate inputs for the model, or for the first file if there is no model.
 
     Args:
         specs: inputs of the first file.

@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement: CPU, load and versions."""
+"""Describe the machine that a measurement runs on: CPU, load and versions."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
-"""Race eager, torch.compile, onnxruntime and engines on the same inputs, after a check that each computes the same.
+"""Time eager mode, torch.compile, onnxruntime and engines on the same inputs, after a check of their outputs.
 
-Everything runs in one process, in turns (`normdeploy.verbs.bench.timing`). Threads that spin while they wait for work
-would take cores from the other contestants. onnxruntime's threads are set to stop between runs; torch's libgomp threads
-stop by themselves within a few milliseconds (docs/bench.md has the figures). Only the run is timed: inputs are checked
-and bound once, and lie on the device that computes.
+Each runtime with one model or file is a contestant. All contestants run in one process, in turns
+(`normdeploy.verbs.bench.timing`). Threads that spin while they wait for work would take cores from the other
+contestants. Therefore onnxruntime's threads are set to stop between runs. torch's libgomp threads stop by themselves
+within a few milliseconds (docs/reference/bench.md has the figures). Only the run is timed: the inputs are checked,
+copied to the device and bound before it.
 
-The reference is the model in float64, or without a model the first file that runs. A contestant is not timed if its
-outputs differ from the reference by more than the square root of the unit roundoff (half the digits of the type),
-relative to the largest value of the output: such an answer is wrong, not rounded. A quantized file is also compared
-with its own evaluation in float64 (`verbs.verify.quantized_reference`); it is the reference only if all files are
-quantized. `verify` uses a tighter bound.
+The reference is the model in float64. Without a model, the reference is the first file that runs and is not quantized,
+or the first file if all files are quantized.
 
-The unit roundoff belongs to the coarsest type that the contestant is known to compute in. Engines and onnxruntime on
-CUDA may use TF32 for float32, so they count as float16, which has the same precision. Files with 4-bit weights count as
+A contestant is not timed if its outputs differ too much from the reference. The limit is the square root of the unit
+roundoff (half the digits of the type), relative to the largest value of the output. A larger error can't come from
+rounding. `verify` uses a tighter bound. A quantized file that exceeds the limit is also compared with its own
+evaluation in float64 (`verbs.verify.quantized_reference`).
+
+The unit roundoff is that of the coarsest type that the contestant may compute in. Engines and onnxruntime on CUDA may
+use TF32 for float32, so they count as float16, which has the same precision. Files with 4-bit weights count as
 bfloat16, because onnxruntime's optimizer rounds the inputs of these layers to 8 bits.
 """
 
@@ -61,18 +64,18 @@ UNSTEADY = "{}: the times were still changing after {} warm-up rounds; another p
 
 @dataclass(frozen=True, repr=False)
 class RaceEntry(ShortRepr):
-    """Times and errors of one contestant; times in milliseconds.
+    """Times (in milliseconds) and errors of one contestant.
 
     Attributes:
         median, p95, p99: percentiles of its calls; None if it was not timed.
-        samples: times of single calls, evenly chosen from all.
-        ratio: median over the rounds of its time divided by the time of the first entry (of the same norm) in the same
-            round.
+        samples: times of some single calls, chosen evenly from all calls.
+        ratio: relative time of the contestant. In each round, its time is divided by the time of the first entry (for a
+            norm, the first entry of the same norm). The ratio is the median over the rounds.
         interval: 95 % confidence interval of ``ratio``.
-        error: largest difference from the reference, relative to the largest value of the output; absolute for a norm
-            (``bench_norms``).
+        error: largest difference from the reference. For a model it is relative to the largest value of the output; for
+            a norm (``bench_norms``) it is absolute.
         far_error: absolute error of a norm on inputs around an offset of 1000; None for a model.
-        reason: why it was not timed, "" if it was.
+        reason: reason why the contestant was not timed; "" if it was timed.
     """
 
     runtime: str
@@ -100,14 +103,14 @@ class RaceEntry(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class Race(Renderable):
-    """Result of ``bench``; true if every contestant that could run gave the right answer.
+    """Result of ``bench``; true if at least one contestant ran and none gave a wrong answer.
 
     Attributes:
-        warmup: rounds that were not counted.
-        shapes: input name, or norm, -> shape.
-        reference: name of the reference for the errors.
-        machine: the machine before the race.
-        load: load of the machine after the race; None if the system does not report it.
+        warmup: number of warm-up rounds, which are not counted.
+        shapes: name of the input (or of the norm) -> shape.
+        reference: name of the contestant or model that the errors are measured against.
+        machine: the machine, with its load before the benchmark.
+        load: load of the machine after the benchmark; None if the system does not report it.
     """
 
     threads: int
@@ -136,7 +139,7 @@ class Race(Renderable):
 
     @property
     def unrun(self) -> tuple[NotRun, ...]:
-        """Return the entries of ``not_run`` that are files named by the user."""
+        """Return the files that the user passed and that could not run."""
         return tuple(missed for missed in self.not_run if missed.file)
 
     def __bool__(self) -> bool:
@@ -155,11 +158,11 @@ class Contestant:
     Attributes:
         infer: runs the inputs and returns the outputs in their order.
         prepare: binds the inputs and returns the call that is timed.
-        coarsest: coarsest type of its arithmetic.
-        specs: its inputs; empty for the model.
-        quantized: the file if it is quantized, else None.
-        reason: why it is not timed, "" if it is.
-        call: the timed call, set by the check.
+        coarsest: coarsest floating type that the contestant may compute in.
+        specs: inputs of the file; empty for a PyTorch model.
+        quantized: path of the file if the file is quantized, else None.
+        reason: reason why the contestant is not timed; "" if it is timed.
+        call: the timed call. `_check_contestant` sets it.
     """
 
     runtime: str
@@ -178,17 +181,17 @@ class Contestant:
 def race_files(
     model: LoadedModel | None, files: Sequence[PathLike], options: BenchOptions, progress: Progress | None = None
 ) -> Race:
-    """Race ``files``, and ``model``, if given, in eager and torch.compile.
+    """Benchmark ``files`` and, if a model is passed, ``model`` in eager mode and in torch.compile.
 
     Args:
-        files: ONNX files and engines, told apart by their content.
+        files: ONNX files and engines. The content of a file decides which of the two it is.
         progress: called with (stage, done, total).
 
     Returns:
         The times and errors of all contestants.
 
     Raises:
-        InputError: there is nothing to race, the inputs do not fit, or a file is neither ONNX nor an engine.
+        InputError: there is no contestant, the inputs do not fit, or a file is neither ONNX nor an engine.
         GraphError: onnxruntime refuses a file.
         NormdeployError: the model has no float64 form.
     """
@@ -283,7 +286,8 @@ def _open_contestants(
         try:
             runner = stack.enter_context(open_runner(file, **options))
         except RuntimeUnavailable as error:
-            # Every ONNX file also races on CUDA unasked, so a missing CUDA is not reported for the file.
+            # Every ONNX file is also run on CUDA, although the user did not ask for CUDA. So a missing CUDA does not
+            # count as a file that could not run.
             named = "" if options.get("provider") == "cuda" else name
             not_run.append(NotRun(f"{runtime} ({name})", str(error), named))
         except GraphError as error:
@@ -326,7 +330,7 @@ def _open_contestants(
 
 
 def _make_contestant(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestant:
-    """Wrap a runner so that it converts floating inputs to its own types; on a GPU, before the timed call."""
+    """Make a contestant that converts floating inputs to the runner's types before it runs or binds them."""
 
     def convert_inputs(feeds: Arrays) -> dict[str, Array]:
         """Convert floating inputs to the runner's types.
@@ -358,7 +362,7 @@ def _coarsest_type(types: Iterator[str] | Any) -> str:
 
 
 def _requested_type(file: PathLike) -> str:
-    """Return the type that an ONNX file was made to compute in; "float64" if it does not say."""
+    """Return the type that an ONNX file was made to compute in, or "float64" if the file does not record a type."""
     try:
         return FLOATS.get(recorded_precision(load_onnx(file, external_data=False)), "float64")
     except GraphError:
@@ -376,7 +380,7 @@ def _contestant_title(contestant: Contestant) -> str:
 
 
 def _run_absent() -> object:
-    """Mark a contestant that can't run on this machine; never called."""
+    """Stand in for the call of a contestant that is not timed. It is never called."""
     raise AssertionError
 
 
@@ -385,8 +389,8 @@ class _RaceReference:
     """Outputs that all contestants are compared with.
 
     Attributes:
-        judge: name of the contestant that computed them.
-        unit: unit roundoff of the type that they were computed in.
+        judge: name of the model or contestant that computed the outputs.
+        unit: unit roundoff of the type that the outputs were computed in.
     """
 
     outputs: list[Array]
@@ -405,7 +409,7 @@ def _find_reference(model: LoadedModel | None, contestants: Sequence[Contestant]
 def _check_contestant(contestant: Contestant, inputs: Arrays, reference: _RaceReference) -> None:
     """Run a contestant once, compare its outputs and prepare its timed call.
 
-    If it can't run here or its outputs are wrong, ``reason`` is set.
+    If the contestant can't run on this machine or its outputs are wrong, the function sets its ``reason``.
     """
     try:
         outputs = [*contestant.infer(inputs).values()]

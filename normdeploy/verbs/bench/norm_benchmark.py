@@ -1,4 +1,4 @@
-"""Race the norms of a file, or some usual norms, in all their forms (`normdeploy.verbs.bench.norm_cases`)."""
+"""Benchmark the norms of a file, or built-in example norms, in all forms (`normdeploy.verbs.bench.norm_cases`)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from .timing import Timing, race_calls
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)
-# Maximum number of elements of a raced norm: its float64 evaluation takes about 10 GB.
+# Maximum number of elements of a norm's input. The float64 evaluation of a norm of this size takes about 10 GB.
 MOST = 2**28
-# Input offset at which cancellation shows.
+# Offset of the second set of inputs. It is large enough that cancellation in the variance is visible.
 FAR = 1e3
 USUAL = {
     "LayerNorm": NormCase("LayerNorm", (8, 128, 768)),
@@ -52,7 +52,7 @@ USUAL = {
     "GroupNorm": NormCase("GroupNorm", (1, 320, 32, 32), groups=32),
     "InstanceNorm": NormCase("InstanceNorm", (1, 64, 64, 64)),
 }
-# Number of norms that an error lists when none can be raced.
+# Maximum number of norms that an error lists if no norm of a file can be benchmarked.
 _SAID = 3
 _RACED = {op: row.kind for op, row in STANDARD.items() if row.kind in KINDS}
 _USUAL_RACE = RaceOptions()
@@ -64,20 +64,20 @@ def bench_norms(
     options: RaceOptions = _USUAL_RACE,
     progress: Progress | None = None,
 ) -> Race:
-    """Race the forms of each norm, one norm after the other.
+    """Benchmark the forms of each norm, one norm after the other.
 
     The norms run in onnxruntime on the CPU, and in TensorRT if it and a GPU are present.
 
     Args:
-        implementations: forms from `IMPLEMENTATIONS`; empty means all. "plugin" is our kernel in a TensorRT engine,
-            raced beside TensorRT's own layer.
+        implementations: forms from `IMPLEMENTATIONS`; empty means all. "plugin" is our kernel in a TensorRT engine;
+            "standard" also runs in TensorRT, with TensorRT's own layer.
 
     Returns:
         The times and errors of all forms.
 
     Raises:
-        InputError: there is nothing to race, no such form, or none of these norms has it.
-        RuntimeUnavailable: the runtime of every chosen form is missing here.
+        InputError: ``cases`` is empty, a form is unknown, or no norm has one of the forms.
+        RuntimeUnavailable: the runtimes of all chosen forms are missing on this machine.
     """
     threads = options.threads
     rounds = options.rounds
@@ -130,18 +130,18 @@ def race_norms(
     options: RaceOptions,
     progress: Progress | None = None,
 ) -> Race:
-    """Race the norms of one ONNX file, or the usual norms of a kind.
+    """Benchmark the norms of one ONNX file, or the built-in example norms of a kind.
 
     Args:
         sources: one ONNX file, or nothing if ``kind`` is given.
-        implementations: forms to race; empty or ["all"] means all.
+        implementations: forms to benchmark; empty or ["all"] means all forms.
         kind: a key of `USUAL`, "all", or None for the norms of the file.
 
     Returns:
         The times and errors of all forms.
 
     Raises:
-        InputError: there is not exactly one file, or no such kind or form.
+        InputError: there is not exactly one file, or the kind or a form is unknown.
         GraphError: the file is broken.
     """
     sizes = parse_sizes(options.sizes)
@@ -180,10 +180,10 @@ def find_norm_cases(
 ) -> tuple[list[NormCase], list[str]]:
     """Find the distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims.
 
-    Norms that differ only in epsilon take the same time and count as one.
+    Norms that differ only in epsilon take the same time and count as one norm.
 
     Returns:
-        The norms, and a note for each one that can't be raced.
+        The norms, and a note for each norm that can't be benchmarked.
 
     Raises:
         InputError: a dim of ``sizes`` is unknown.
@@ -194,7 +194,7 @@ def find_norm_cases(
     else:
         proto = load_onnx(source)
     usual = {d.name: d.opt for spec in read_record(proto).get("inputs", ()) for d in spec.shape if d.name is not None}
-    # For TensorRT every norm becomes one node.
+    # With the target TensorRT, the optimizer writes every norm as one node.
     proto, _ = norm_optimizer.optimize_norms(proto, runtime="tensorrt")
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
@@ -222,7 +222,7 @@ def find_norm_cases(
 
 
 def _make_case(graph: Graph, node: gs.Node) -> NormCase | str:
-    """Read a standard norm node as a case, or return why it can't be raced."""
+    """Read a standard norm node as a `NormCase`, or return the reason why it can't be benchmarked."""
     kind = graph.dtype(node.inputs[0])
     dims = graph.shape(node.inputs[0])
     given = graph.attrs(node)
@@ -249,10 +249,10 @@ def _race_case(
     options: RaceOptions,
     progress: Progress | None,
 ) -> tuple[list[RaceEntry], Timing | None]:
-    """Race the forms of one norm.
+    """Benchmark the forms of one norm.
 
     Returns:
-        An entry for each form, and the times; None if no form could be timed.
+        An entry for each form, and the times; the times are None if no form could be timed.
     """
     entries = list[RaceEntry]()
     running = list[LiveRunner]()
@@ -295,7 +295,7 @@ def _write_form(case: NormCase, form: str, runtime: str, folder: Path) -> Path:
 
 
 def _judge_entry(entry: RaceEntry, case: NormCase, runner: LiveRunner) -> RaceEntry:
-    """Add the errors to an entry, and a reason if the form does not compute the norm."""
+    """Add the errors to an entry. If the form does not compute the norm, add the reason why it is not timed."""
     errors = []
     for offset in (0.0, FAR):
         feeds = case.feeds(offset)

@@ -1,17 +1,19 @@
-"""Build one norm in every form that a file can hold, as small models to race, with the float64 result.
+"""Build small models that compute one norm in every form that a file can hold, and the norm's float64 result.
 
     standard    the op itself, between transposes if the normalized axis is not the last
     decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift
     instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back,
                 and scale and shift as one BatchNormalization of mean 0 and variance 1
-                LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, and so on
-    layer       GroupNorm and InstanceNorm: the same with LayerNormalization over the last axis, its scale a single 1
+                LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, Reshape back, scale and shift
+    layer       GroupNorm and InstanceNorm: Reshape to (N, groups, rest), LayerNormalization over the last axis with a
+                scale that is a single 1, Reshape back, scale and shift
     narrow      LayerNorm and RMSNorm: the op with a scale that is a single 1, then Mul and Add
-    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add; onnxruntime fuses Add with
-                the norm
+    sum         ResidualLayerNorm (LayerNorm of x + r): the sum is written as Sum, because onnxruntime would fuse an Add
+                with the norm
 
-GroupNorm is Wu and He, arXiv 1803.08494; InstanceNorm Ulyanov et al., arXiv 1607.08022; both are layer norms (Ba et
-al., arXiv 1607.06450) of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv 1910.07467.
+Sources: GroupNorm is Wu and He, arXiv 1803.08494. InstanceNorm is Ulyanov et al., arXiv 1607.08022. GroupNorm and
+InstanceNorm are layer norms (Ba et al., arXiv 1607.06450) of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv
+1910.07467.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ class NormCase:
     """Norm and the shape of its input.
 
     Attributes:
-        axis: first normalized axis of LayerNorm and RMSNorm; ChannelLayerNorm normalizes axis 1 only, BatchLayerNorm
-            axis 0 only.
+        axis: first normalized axis of LayerNorm, ResidualLayerNorm and RMSNorm. The other kinds ignore it: for example,
+            ChannelLayerNorm always normalizes axis 1 and BatchLayerNorm axis 0.
         groups: number of groups of GroupNorm.
-        epsilon: a float32 number, so that an attribute holds it exactly.
+        epsilon: a number that float32 holds exactly, because ONNX attributes are float32.
         dtype: "float32", "float16" or "float64".
     """
 
@@ -66,7 +68,7 @@ class NormCase:
 
     @property
     def distinct_forms(self) -> tuple[str, ...]:
-        """Return the names of the forms that differ from one another for this kind."""
+        """Return the names of the forms of this kind of norm, without forms whose models would be equal."""
         more = {
             "LayerNorm": ("instance", "narrow"),
             "RMSNorm": ("narrow",),
@@ -77,11 +79,11 @@ class NormCase:
         return ("standard", "decomposed", *more.get(self.kind, ()))
 
     def scale_and_shift(self) -> tuple[Array, Array]:
-        """Draw scale and shift.
+        """Draw random values for scale and shift.
 
         Returns:
-            Two float64 arrays of numbers that ``dtype`` holds exactly; of the normalized shape, or (C, 1, ...) for
-            norms with one number per channel.
+            Two float64 arrays of numbers that ``dtype`` holds exactly. Their shape is the normalized shape, or (C, 1,
+            ...) for norms with one number per channel.
         """
         rank = len(self.shape)
         if self.kind in _OF_ROWS:
@@ -97,7 +99,7 @@ class NormCase:
         return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
 
     def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, Array]:
-        """Draw standard normal numbers around ``offset``.
+        """Draw an input of standard normal numbers plus ``offset``.
 
         Returns:
             {"x": array of ``shape`` in ``dtype``}.
@@ -128,8 +130,8 @@ class NormCase:
     def allowed_error(self, x: Array) -> float:
         """Bound the error of a correct implementation on ``x``.
 
-        The statistics may be off by a few roundoff units of the largest element, and the result is rounded once more
-        (`normdeploy.compare.rewrite_errors`).
+        The error of the statistics is at most a few roundoff units of the largest element, and the result is rounded
+        once more (`normdeploy.compare.rewrite_errors`).
 
         Returns:
             The absolute error that is allowed.
@@ -143,7 +145,7 @@ class NormCase:
         )
 
     def _normalized_rows(self, x: Array) -> Array:
-        """Return the input in float64 as a matrix; each row is normalized by itself."""
+        """Return the input in float64 as a matrix whose rows are normalized separately."""
         x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
         if self.kind in _ACROSS:
             return x.transpose(self._permutation_to_last).reshape(-1, x.shape[_ACROSS[self.kind]])
@@ -161,7 +163,7 @@ class NormCase:
 
     @property
     def _rows_per_sample(self) -> int:
-        """Return the number of normalized rows of a sample."""
+        """Return the number of rows that are normalized separately in each sample."""
         if self.kind == "LayerNorm":
             return math.prod(self.shape[1 : self.axis % len(self.shape)])
         if self.kind == "InstanceNorm":
@@ -251,8 +253,10 @@ class NormCase:
 
     @staticmethod
     def _residual_body(op: str) -> str:
-        """Write x + x; the second x passes a Reshape that onnxruntime keeps, because its fused kernel needs two
-        tensors.
+        """Write x + x for the residual sum.
+
+        onnxruntime's fused kernel needs two different tensors. Therefore the second x goes through a Reshape, which
+        onnxruntime does not remove.
         """
         return f"again = Reshape(x, whole) t = {op}(x, again)"
 
@@ -295,7 +299,7 @@ class NormCase:
             "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",
         }[form]
         affine = "s = Mul(w, gamma) y = Add(s, beta)"
-        # `forms.group_norm` writes scale and shift the same way.
+        # `forms.group_norm` also writes scale and shift as a BatchNormalization.
         if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":
             affine = "y = BatchNormalization <epsilon = 0.0> (w, scale, shift, mean, variance)"
         return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) {affine}"

@@ -1,4 +1,4 @@
-"""Write the files of other tools for the same model, to race beside ours: plain export and other optimizers' files."""
+"""Write the files of other tools for the same model: the plain export and the files of other optimizers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def optimize_with_ort_transformers(plain: onnx.ModelProto, kind: str = "bert") -
     """Optimize a model with `onnxruntime.transformers.optimizer`, which detects the number of heads and the hidden
     size.
 
-    onnxruntime's own optimizer is left out; it runs when the file is loaded.
+    onnxruntime's own graph optimizer is not applied to the file, because it runs anyway when the file is loaded.
 
     Returns:
         The optimized model.
@@ -86,7 +86,8 @@ def write_peer_files(
 ) -> tuple[list[Path], list[NotRun]]:
     """Write a file into ``folder`` for each of ``names`` (`PEERS`).
 
-    ``torch.onnx.export`` writes the plain file from ``model``; without a model it is the first of ``files``.
+    ``torch.onnx.export`` writes the plain file from ``model``. Without a model, the first of ``files`` is the plain
+    file.
 
     Returns:
         Paths of the files, and the tools that failed, with their reasons.
@@ -106,7 +107,7 @@ def write_peer_files(
                 assert program is not None
                 program.save(plain)
         except Exception as error:
-            # torch raises errors of many types.
+            # torch raises exceptions of many types without a common base class.
             message = " ".join(str(error).split())[:200]
             raise ExportError(f"torch.onnx.export can't write this model; omit --against: {message}") from error
     proto = load_onnx(plain if model is not None else files[0])
@@ -123,6 +124,6 @@ def write_peer_files(
                 save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
             paths.append(path)
         except Exception as error:
-            # The tools raise errors of many types.
+            # The tools raise exceptions of many types without a common base class.
             not_run.append(NotRun(name, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
     return paths, not_run

@@ -1,11 +1,12 @@
-"""Time contestants so that their ratios are reliable on a busy machine.
+"""Time contestants so that the ratios of their times are reliable on a busy machine.
 
-Every contestant runs in every round, in random order, and is compared within the round.
+A round gives each contestant one turn, in random order. A turn begins with one call that is not counted, because the
+other contestants have replaced the contents of the caches. As many calls follow as fit into a few milliseconds.
 
-A round gives each contestant one turn. A turn is one call that is not counted (the others have used the caches since
-its last one), then as many calls as fit into a few milliseconds. A slowdown of the machine that lasts longer than a
-round affects all of them. Ratios are taken between the turns of one round, so the slowdown cancels. The warm-up
-consists of such rounds too, and ends when no contestant gets faster or slower.
+A slowdown of the machine that lasts longer than a round affects all contestants. Ratios are taken between the turns of
+one round, so the slowdown cancels.
+
+The warm-up consists of the same rounds. It ends when no contestant gets faster or slower any more.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from ...types import Progress
 
 Call = Callable[[], object]
 
-# Length of a turn in seconds.
+# Length of a turn in seconds: as many calls as fit, but at least one.
 TURN = 0.005
 # Maximum number of calls in a turn.
 MOST_CALLS = 1000
-# Rounds that are compared, relative change that counts as steady, and maximum rounds of warm-up.
+# The warm-up ends when the median time of the last WINDOW rounds differs by at most the fraction DRIFT from that of the
+# WINDOW rounds before them, and after MOST_WARMUP rounds at the latest.
 WINDOW, DRIFT, MOST_WARMUP = 5, 0.05, 60
-# Maximum number of samples in a report.
+# Maximum number of single times per contestant in a report.
 KEPT = 400
 
 
@@ -40,10 +42,10 @@ class Timing:
     """Times of a race in seconds.
 
     Attributes:
-        calls: ``calls[i]`` are the calls of contestant i, in the order made.
-        turns: ``turns[i]`` is the median call of contestant i in each round.
-        warmup: rounds that are not counted.
-        unsteady: contestants whose times still moved after the longest warm-up.
+        calls: ``calls[i]`` has the time of each counted call of contestant i, in the order of the calls.
+        turns: ``turns[i]`` has the median time of contestant i in each round.
+        warmup: number of warm-up rounds, which are not counted.
+        unsteady: indices of contestants whose times still changed at the end of the longest warm-up.
     """
 
     calls: tuple[tuple[float, ...], ...]
@@ -66,7 +68,7 @@ class Timing:
         """Choose at most `KEPT` of contestant i's calls, evenly.
 
         Returns:
-            Seconds, in the order made.
+            Seconds, in the order of the calls.
         """
         calls = self.calls[i]
         if len(calls) > KEPT:
@@ -74,10 +76,10 @@ class Timing:
         return calls
 
     def round_ratio(self, i: int, base: int = 0) -> tuple[float, float, float]:
-        """Compare contestant i with ``base`` in the same rounds.
+        """Compare the times of contestant i with those of contestant ``base`` in the same rounds.
 
         Returns:
-            Median over the rounds of the ratio of their times, and the ends of its 95 % interval.
+            Median over the rounds of the ratio of the two times, and the ends of the 95 % interval of this median.
         """
         ratios = [own / other for own, other in zip(self.turns[i], self.turns[base], strict=True)]
         return (statistics.median(ratios), *median_interval(ratios))
@@ -120,7 +122,7 @@ def race_calls(
         seed: seed of the order within the rounds.
         clock: returns seconds.
         progress: called with (stage, done, total).
-        most_warmup: rounds of warm-up after which counting begins even if times still move.
+        most_warmup: maximum number of warm-up rounds. Counting then begins even if times still change.
 
     Returns:
         The times of all calls.
@@ -157,10 +159,10 @@ def race_calls(
 
 
 def is_steady(turns: Sequence[float]) -> bool:
-    """Check that the last rounds took as long as those before them.
+    """Check that the last `WINDOW` rounds took as long as the `WINDOW` rounds before them.
 
     Returns:
-        False also if there are fewer than two windows of rounds.
+        False if the times differ, or if there are fewer than two windows of rounds.
     """
     if len(turns) < 2 * WINDOW:
         return False
@@ -181,7 +183,7 @@ def _time_turn(call: Call, count: int, clock: Callable[[], float]) -> list[float
 
 @contextmanager
 def _pause_garbage_collector() -> Iterator[None]:
-    """Turn off Python's cycle collector; its pauses belong to no contestant's latency."""
+    """Turn off Python's cyclic garbage collector, so that its pauses do not count as a contestant's time."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Try other attributes of a node, among them its padding, windows and groups."""
+"""Try other values for the attributes of a node, for example its padding, windows and groups."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...runtimes.float64_evaluator import NodeChange
 from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, attributes_with_defaults, with_attributes
 
-# Maximum padding on one side.
+# Maximum padding on one side that is tried.
 _MOST_PADS = 8
 _MOST_GROUPS = 512
-# Maximum number of entries of a list that is shown whole.
+# Maximum number of entries of a list that a message shows completely.
 _MOST_SHOWN = 8
-# Maximum number of differing entries that are shown of a longer list.
+# Maximum number of differing entries that a message shows of a longer list.
 _MOST_ENTRIES = 3
-# Maximum number of elements of a result whose windows are varied.
+# Maximum number of elements of a node's result. The windows of a node with a larger result are not varied.
 _MOST_MADE = 100_000
 _STRIDES = _DILATIONS = (1, 2, 3)
 _WINDOWED = ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool")
-# Op -> attribute -> values that are tried one by one.
+# Op -> attribute -> values of this attribute that are tried, one at a time.
 _CHOICES: dict[str, dict[str, tuple[object, ...]]] = {
     "AveragePool": {"count_include_pad": (0, 1), "ceil_mode": (0, 1)},
     "MaxPool": {"ceil_mode": (0, 1)},
@@ -48,23 +48,23 @@ _CHOICES: dict[str, dict[str, tuple[object, ...]]] = {
     "NegativeLogLikelihoodLoss": {"reduction": ("mean", "sum", "none"), "ignore_index": (-100,)},
     "Gemm": {"transA": (0, 1), "transB": (0, 1)},
 }
-# Op -> attributes that are tried together.
+# Attributes of Resize -> values; all combinations are tried.
 _RESIZE: dict[str, tuple[object, ...]] = {
     "mode": ("nearest", "linear", "cubic"),
     "coordinate_transformation_mode": ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"),
     "nearest_mode": ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil"),
     "cubic_coeff_a": (-0.75, -0.5),
 }
-# Op -> meaning and index of its integer input.
+# Op -> (meaning, index) of its integer input.
 _INTEGER_INPUTS = {"CumSum": ("axis", 1), "Trilu": ("diagonal", 1), "TopK": ("k", 1), "Slice": ("axis", 3)}
 _FARTHEST_DIAGONAL = 3
 _MOST_WHOLE = 64
-# Attribute -> the mode of Resize that reads it.
+# Attribute of Resize -> the only mode that uses it.
 _ONLY = {"nearest_mode": "nearest", "cubic_coeff_a": "cubic"}
 
 
 def try_attributes(at: TrialNode) -> Iterator[Trial]:
-    """Set attributes of a node to other values, alone or with those that act together.
+    """Set attributes of a node to other values. Attributes that affect each other are set together.
 
     Yields:
         Trials of kind "attribute".
@@ -77,7 +77,8 @@ def try_attributes(at: TrialNode) -> Iterator[Trial]:
             for choice in choices:
                 yield from _try_setting(at, {attribute: choice})
     if at.op == "Resize":
-        # Several settings may agree at one factor: the one that differs least comes first.
+        # At one scale factor, several settings may give the same result. The setting with the fewest changes is tried
+        # first.
         for chosen in sorted(_iter_resize_modes(), key=lambda chosen: len(_differing_attributes(at, chosen))):
             yield from _try_setting(at, chosen)
     if at.op in _WINDOWED:
@@ -172,7 +173,7 @@ def _format_value(value: object) -> str:
 
 
 def describe_two_values(name: str, own: object, right: object) -> str:
-    """Describe a value of a node beside the model's; for long lists, only the entries that differ.
+    """Describe a value of a node together with the model's value. Of long lists, show only the entries that differ.
 
     Returns:
         For example "axis 1 (model: 2)".
@@ -205,14 +206,15 @@ def _iter_resize_modes() -> Iterator[dict[str, object]]:
     for values in itertools.product(*_RESIZE.values()):
         chosen = dict(zip(_RESIZE, values, strict=True))
         unread = [name for name, mode in _ONLY.items() if chosen["mode"] != mode]
-        # If the mode does not read an attribute, its first choice is enough.
+        # For an attribute that the mode does not use, one value is enough.
         if all(chosen[name] == _RESIZE[name][0] for name in unread):
             yield {name: value for name, value in chosen.items() if name not in unread}
 
 
 def _iter_windows(at: TrialNode) -> Iterator[dict[str, object]]:
-    """Yield the same total padding shared otherwise between the sides, then other pads, strides and dilations, equal
-    along all axes.
+    """Yield other pads, strides and dilations, which are equal along all axes.
+
+    The first windows keep the total padding of each axis, and distribute it differently between the two sides.
     """
     kernel = at.attributes.get("kernel_shape")
     if kernel is None and at.name_of_input(1) in at.exact.weights:
@@ -241,7 +243,7 @@ def _iter_windows(at: TrialNode) -> Iterator[dict[str, object]]:
 
 
 def _iter_padding_shares(pads: Sequence[int]) -> Iterator[list[int]]:
-    """Yield each way to share the padding of an axis between its two sides, equal along all axes."""
+    """Yield each way to distribute the padding of an axis between its two sides, equally along all axes."""
     before, after = np.reshape(pads, (2, -1))
     total = before + after
     for share in range(min(max(total, default=0), _MOST_PADS) + 1):
@@ -250,7 +252,7 @@ def _iter_padding_shares(pads: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _try_moved_padding(at: TrialNode) -> Iterator[Trial]:
-    """Pad each axis by the same total, but shared otherwise between its two sides."""
+    """Distribute the padding of each axis differently between its two sides. The total stays the same."""
     pads = at.fixed_input(1, "iub")
     if pads is None or pads.ndim != 1 or len(pads) % 2:
         return
@@ -279,7 +281,8 @@ def try_num_groups(at: TrialNode) -> Iterator[Trial]:
         groups = at.attributes.get("num_groups")
     else:
         return
-    # A form that reshapes to groups has a scale of ones there, so the number of channels is unknown.
+    # If the file reshapes to groups before the norm, the node's scale is all ones and does not show the number of
+    # channels.
     elements = x.shape[1]
     column = [1, -1, *[1] * (x.ndim - 2)]
     if scale.size != x.shape[1] or bool((scale == scale.flat[0]).all() and (bias == bias.flat[0]).all()):

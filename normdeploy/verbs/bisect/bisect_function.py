@@ -21,19 +21,21 @@ from .file_bisection import search_faults as search
 
 @take_fields_as_arguments(BisectCall, onnx="onnx_path")
 def bisect(call: BisectCall) -> Bisection:
-    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it wrong, and the cause
-    (``verbs.bisect.file_bisection``).
+    """Find the first tensor of a file that exceeds the allowed error of ``verify``, the node at fault, and the cause.
+
+    ``verbs.bisect.file_bisection`` describes the search.
 
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
-        engines: engines that are also compared, only at their outputs.
-        source: the model as for ``verify``, or a correct ONNX file, onnx.ModelProto or session.
+        engines: engines that are also compared. Only their outputs are compared.
+        source: the reference: a model as for ``verify``, or a correct ONNX file, onnx.ModelProto or session.
         args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
-            dataset, labels, map, runners, progress, and how the model is loaded: as for ``verify``.
-        onnx_path: the file; may be left out if ``source`` is a result of ``export``.
+            dataset, labels, map, runners, progress, and the loading options: as for ``verify``.
+        onnx_path: the file. It can be omitted if ``source`` is a result of ``export``.
 
     Returns:
-        The faults with their nodes and causes, and the comparison of ``verify``; true if nothing leaves the bound.
+        The faults with their nodes and causes, and the comparison of ``verify``. The result is true if nothing exceeds
+        the allowed error.
 
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A fault raises nothing; it makes the result false.

@@ -25,7 +25,7 @@ class FilesOptions:
     output: PathLike | None = option_field(
         None,
         "--output",
-        "Write the smallest failing model, its inputs and a script into a new folder.",
+        "New folder for the smallest model that fails, with its inputs and a script that shows the failure.",
         short="-o",
         metavar="FOLDER",
         type=Path | None,
@@ -33,7 +33,7 @@ class FilesOptions:
     engines: Sequence[PathLike] = option_field(
         (),
         "--engine",
-        "Also compare an engine, at its outputs only. Repeatable.",
+        "Also compare the outputs of this engine. Its inner tensors can't be read. Repeatable.",
         type=list[Path] | None,
     )
 

@@ -19,7 +19,7 @@ _WRONG = {
     "runtime": "the runtime computes it otherwise than ONNX defines it",
     "between": "each node is right on right inputs, and small errors grow",
 }
-# Maximum number of nodes that are named.
+# Maximum number of nodes of one fault that are printed.
 _MANY = 8
 
 

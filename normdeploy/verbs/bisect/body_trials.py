@@ -1,4 +1,7 @@
-"""Try nodes inside the bodies of an If, Loop or Scan: each as the reference has it, or left out."""
+"""Try changes of nodes inside the bodies of an If, Loop or Scan.
+
+Each node is replaced by the reference's node, or removed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
     """Change one node of a body.
 
     Yields:
-        Trials with the reference's node, or without a node that the reference lacks.
+        Trials that replace a node by the reference's node, or remove a node that the reference does not have.
     """
     own = _inner_nodes(at.node)
     if not own:
@@ -64,7 +67,7 @@ def _replace_inner_node(node: onnx.NodeProto, number: int, other: onnx.NodeProto
 
 
 def _key_of_node(node: onnx.NodeProto) -> tuple[object, ...]:
-    """Return a key of a node's computation, without its name."""
+    """Return a key that is equal for nodes with the same computation, whatever their names."""
     return node.op_type, node.domain, list(node.input), sorted(a.SerializeToString() for a in node.attribute)
 
 

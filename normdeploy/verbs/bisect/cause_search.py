@@ -1,6 +1,8 @@
-"""Find the kind of mistake behind a fault.
+"""Find the cause of a fault: the kind of mistake in the file.
 
-Each kind is tried in float64. The likely cause is the kind whose change restores the right values.
+A spot is the group of nodes at a fault; its end is the tensor that these nodes compute wrongly. For each kind of
+mistake, a change of the nodes is tried in float64. The likely cause is the kind whose change gives the end its right
+value.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ from .reference_program import ReferenceProgram
 from .trial_changes import Cause, TrialSpot
 from .weight_trials import try_parameters
 
-# These explain nearly everything: a gamma that is off by the root of n / (n - 1) is also a wrong weight.
+# Kinds of causes that explain nearly every error. A cause of another kind is preferred to them. For example, a gamma
+# that is off by the root of n / (n - 1) is explained by "ddof", but also by "weights".
 _LAST = ("weights", "added", "input")
-# These explain even more: a softmax or a norm behind it may hide a sum in place of a product.
+# Kinds of causes that explain even more errors. They are the last choice. For example, a sum may give the same result
+# as a product if a softmax or a norm follows.
 _LAST_OF_ALL = ("operator",)
-# Number of elements that take as long as the call of a node.
+# Constant part of a node's cost, in elements: the call of a node takes as long as this many elements.
 _NODE = 10_000
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-# Number of terms of a sum of products that take as long as an element.
+# Number of terms in a sum of products that take as long as one element of an elementwise op.
 _TERMS = 20
-# Maximum number of elements that the trials of one spot compute: a few seconds.
+# Budget of the trials at one spot, in elements: a few seconds.
 _MOST = 300_000_000
 
 
@@ -44,11 +48,11 @@ def find_cause(
 
     Args:
         known: right values of all tensors that the spot reads, float64.
-        held: results of the model's operators that the file also has.
-        reference: results of all the model's operators around the spot.
+        held: results of the model's operators that are also tensors of the file.
+        reference: results of all operators of the model around the spot.
 
     Returns:
-        The cause; of kind "unknown" if no change explains the fault.
+        The cause. Its kind is "unknown" if no change explains the fault.
     """
     every = exact.evaluate_nodes(spot.places, known)
     around = TrialSpot(exact, tensor_values(every), spot, program)
@@ -60,7 +64,8 @@ def find_cause(
             right.append((error, trial.cause))
         if afresh.is_spent:
             break
-    # A number may be wrong only in a node that the model also has: otherwise a division by 1.01 would pass for 1.
+    # Numbers are not tried in nodes that the model does not have. Otherwise an added division by 1.01 would be reported
+    # as a wrong number that should be 1.
     if spot.node:
         operator = program.operator_kind(spot.node)
     else:
@@ -92,7 +97,7 @@ def _is_model_operator(exact: Float64Evaluator, cause: Cause, operator: str) -> 
 
 
 def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Cause | None:
-    """Find a weight that explains the error outside the rows that a mask hides completely."""
+    """Find a weight that explains the error, without the error in attention rows that a mask hides completely."""
     for at in around.nodes:
         for hidden in try_hidden_rows(at):
             for reader in around.nodes:
@@ -105,7 +110,9 @@ def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Ca
 
 
 def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecomputer) -> Cause | None:
-    """Find the operator whose result the model has in place of a right tensor that a node of the spot reads."""
+    """Find an operator that the file leaves out inside the spot: a node reads another right tensor in place of the
+    operator's result.
+    """
     spot = around.spot
     program = around.program
     made = {name for at in around.nodes for name in at.node.output}
@@ -129,7 +136,7 @@ class SpotRecomputer:
     """Recompute only the nodes of a spot that a change affects, as long as the budget lasts.
 
     Args:
-        values: all tensors that the spot reads and makes, as the file has them.
+        values: all tensors that the spot reads and computes, with the file's values.
     """
 
     def __init__(self, exact: Float64Evaluator, values: Arrays, spot: FaultSpot) -> None:
@@ -149,7 +156,8 @@ class SpotRecomputer:
         """Compute the largest error of the spot's end with ``change``.
 
         Returns:
-            The absolute error; inf if the end is NaN or Inf by mistake, has another shape or can't be computed.
+            The absolute error; inf if the end can't be computed, has another shape, or is NaN or Inf where the right
+            value is not.
         """
         got = self._evaluate_end(change)
         if got is None:
@@ -176,8 +184,10 @@ class SpotRecomputer:
         return None
 
     def _evaluate_end(self, change: NodeChange) -> Array | None:
-        """Compute the spot's end with ``change``, in the expected shape; None if it can't be computed or has another
-        size.
+        """Compute the spot's end with ``change``.
+
+        Returns:
+            The end in the expected shape; None if it can't be computed or has another size.
         """
         places = self._affected_places(change)
         anew = {name for p in places for name in self._exact.nodes[p].output}
@@ -189,7 +199,7 @@ class SpotRecomputer:
             got = self._exact.evaluate_nodes(places, known, change).get(self._spot.end)
         except NotEvaluated:
             return None
-        # A node that replaces another may write fewer tensors.
+        # The node that replaces the original node may write fewer tensors.
         if got is None:
             return None
         expected = self._spot.expected

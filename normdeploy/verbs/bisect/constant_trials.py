@@ -1,6 +1,6 @@
-"""Find constants of a file that differ from the model's, however many nodes read them.
+"""Find constants of a file that differ from the model's constants, such as positions, frequencies, masks and indices.
 
-Examples are positions, frequencies, masks, windows and indices.
+Several nodes may read one constant. A spot is the group of nodes at a fault; its end is the tensor that they compute.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .counterpart_search import FaultSpot
 from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text
 
-# Relative error of a constant that was computed in float32.
+# Allowed relative error of a constant that was computed in float32.
 _NEAR = 2.0**-20
-# Maximum number of constants of the model that are tried in place of one.
+# Maximum number of the model's constants that are tried in place of each constant of the file.
 _MOST = 8
 
 
 @dataclass(frozen=True)
 class _Swap:
-    """Constant of the file, and the model's constant that may replace it, in the same shape."""
+    """Constant of the file, and a constant of the model that may replace it, in the same shape."""
 
     name: str
     value: Array
@@ -36,10 +36,10 @@ class _Swap:
 def find_wrong_constant(
     exact: Float64Evaluator, values: Arrays, spot: FaultSpot, fixed: Arrays, program: ReferenceProgram
 ) -> Cause | None:
-    """Find the constant that explains a spot, or the constants that explain it together.
+    """Find the constant that explains the error of a spot, or several constants that explain it together.
 
     Args:
-        values: all tensors that the spot reads and makes, as the file has them.
+        values: all tensors that the spot reads and computes, with the file's values.
         fixed: the model's tensors that depend on no input.
 
     Returns:
@@ -48,10 +48,10 @@ def find_wrong_constant(
     afresh = SpotRecomputer(exact, values, spot)
 
     def is_right_with(swaps: Iterable[_Swap]) -> bool:
-        """Check that the spot's end is right with constants replaced.
+        """Check that the spot's end is right if constants are replaced.
 
         Returns:
-            True if its error is within the bound.
+            True if the error of the end is allowed.
         """
         given = {swap.name: swap.right for swap in swaps}
         return afresh.largest_error(NodeChange(given=given)) <= spot.allowed
@@ -65,7 +65,7 @@ def find_wrong_constant(
             if afresh.is_spent:
                 return None
         nearest += swaps[:1]
-    # Replace all floating constants that are not the model's, then take back those that are not needed.
+    # Replace all floating constants that are not the model's. Then undo each replacement that is not needed.
     chosen = [swap for swap in nearest if swap.value.dtype.kind == "f"]
     if len(chosen) < 2 or not is_right_with(chosen):
         return None
@@ -112,7 +112,7 @@ def _elementwise_difference(value: Array, own: Array) -> Array:
 
 
 def _similar(value: Array, fixed: Arrays) -> list[str]:
-    """Return names of the model's constants that may replace a constant, nearest first."""
+    """Return names of the model's constants that may replace a constant, the nearest one first."""
     names = [name for name, own in fixed.items() if _is_comparable(value, own)]
     return sorted(names, key=lambda name: _largest_difference(value, fixed[name]))
 

@@ -1,11 +1,14 @@
-"""Find the place inside a stretch of nodes after which a file computes something else than the PyTorch model, by
-values.
+"""Find the nodes of a file that compute something else than the PyTorch model, by comparing values.
 
-Both are evaluated in float64 from the same right tensors. If a tensor of the file holds the same elements in the same
-memory order as a tensor of the model, the two are counterparts. Fused and decomposed forms leave other tensors without
-a counterpart, which proves nothing. The fault begins where every path to the end stops meeting counterparts. Its extent
-is found by trials: put the model's value into a tensor of the file, and check whether the tensors after it find their
-counterparts again.
+The search covers a stretch: the nodes between tensors that are right and a wrong tensor, the end. The stretch and the
+corresponding operators of the model are evaluated in float64 from the same right tensors.
+
+A tensor of the file and a tensor of the model are counterparts if they have the same elements in the same memory order.
+A tensor without a counterpart is not always wrong, because fused and decomposed forms have different inner tensors. The
+fault begins after the last counterpart on every path to the end.
+
+Trials find where the fault stops: a tensor of the file gets the value of a tensor of the model. If the tensors after it
+then have counterparts, the fault ends at this tensor.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ from ...types import Array, Arrays
 from ..verify.parameter_orders import squeeze_shape
 from .reference_program import ReferenceProgram
 
-# Number of elements that are compared first.
+# Number of elements of two tensors that are compared first, to reject most pairs quickly.
 _SAMPLE = 64
-# Maximum number of nodes that are evaluated to see whether a trial helps.
+# Maximum number of nodes after the changed tensor that a trial evaluates.
 _NEAR = 60
-# Maximum number of operators whose value the fault's end may have, and of trials.
+# Maximum number of operators whose values are tried in each tensor.
 _OPERATORS = 10
+# Maximum number of trials, each with one operator's value in one tensor.
 _TRIALS = 60
-# When a fault is mended, at least this share of the nodes behind it finds a counterpart, in any fused form.
+# If at least this share of the next tensors has counterparts in a trial, the value in the trial is right. Even fused
+# forms reach this share.
 _PLENTY = 1 / 3
 
 
@@ -40,17 +45,17 @@ _CARRYING = frozenset({"Sqrt", "Pow", "Cast", "Reshape", "Unsqueeze", "Squeeze",
 
 @dataclass(frozen=True)
 class FaultSpot:
-    """Nodes at ``places`` that compute something else from right values than the model.
+    """Nodes that compute something else than the model from right values.
 
     Attributes:
         places: indices of the nodes in the file.
-        end: the tensor of the file that should be ``expected``.
-        allowed: largest absolute error of ``end``.
-        node: first operator of the PyTorch graph without a counterpart, "" if all have one.
+        end: tensor of the file that the nodes compute; its right value is ``expected``.
+        allowed: allowed absolute error of ``end``.
+        node: first operator of the PyTorch graph without a counterpart; "" if all operators have one.
         last: the operator whose value ``end`` should have.
         operators: operators of the model that the nodes compute.
-        left_out: a tensor that ``places`` read or make and that should be the result of ``node``, which the file leaves
-            out; "" if nothing is left out.
+        left_out: tensor that the nodes read or compute in place of the result of ``node``, because the file leaves this
+            operator out; "" if no operator is left out.
     """
 
     places: tuple[int, ...]
@@ -69,10 +74,10 @@ def find_counterparts(values: Arrays, reference: Arrays, allowed: Mapping[str, f
     Args:
         values: tensors of the file.
         reference: results of the model's operators.
-        allowed: operator -> largest absolute error.
+        allowed: operator -> allowed absolute error.
 
     Returns:
-        Tensor of the file -> operators with the same elements; tensors without one are left out.
+        Tensor of the file -> operators with the same elements; only for tensors that have such an operator.
     """
     by_size: dict[int, list[str]] = {}
     for node, value in reference.items():
@@ -106,13 +111,13 @@ def _reshape_like(value: Array, like: Array) -> Array:
 
 @dataclass(kw_only=True, eq=False)
 class CounterpartSearch:
-    """Search in one stretch of the file and of the PyTorch graph, from right tensors to ``end``, which is wrong.
+    """Search in one stretch of the file and of the PyTorch graph: from right tensors to the wrong tensor ``end``.
 
     Attributes:
-        known: right values of the tensors that the file's nodes start from, float64.
+        known: right values of the tensors at the start of the stretch, float64.
         reference: float64 values of the operators of the stretch and of ``starts``.
-        allowed: operator -> largest absolute error.
-        starts: operators that the stretch begins with.
+        allowed: operator -> allowed absolute error.
+        starts: operators at the start of the stretch.
         target: the operator whose value ``end`` should have.
         fixed: the model's tensors that depend on no input.
     """
@@ -190,7 +195,8 @@ class CounterpartSearch:
     def with_equal_shapes(self) -> CounterpartSearch:
         """Restrict the search to counterparts of the same shape.
 
-        A Concat on a wrong axis may give the numbers that the model has only after a later transposition.
+        Otherwise, the result of a Concat on a wrong axis can match a tensor that the model computes only after a later
+        transposition.
 
         Returns:
             A copy of the search without counterparts of another shape (dims of 1 don't count).
@@ -219,7 +225,7 @@ class CounterpartSearch:
         """Find the nodes of the fault.
 
         Returns:
-            The spot; None if the file computes the model's value.
+            The spot; None if the file computes the model's value of the end.
         """
         if self.target in self.found.get(self.end, ()):
             return None
@@ -230,10 +236,10 @@ class CounterpartSearch:
         return self._spot_at(suspects, *best)
 
     def unmatched_spot(self) -> FaultSpot:
-        """Build the spot of all nodes without a counterpart that lead to the end.
+        """Build the spot of all nodes that lead to the end and have no counterpart.
 
         Returns:
-            The spot, with the end's expected value.
+            The spot, with the expected value of the end.
         """
         return FaultSpot(
             places=tuple(self._suspect_places()),
@@ -258,11 +264,11 @@ class CounterpartSearch:
         return self.exact.nodes_between([self.end], stops)
 
     def omission_spot(self) -> FaultSpot:
-        """Build the spot of a fault whose ``end`` holds another tensor of the model, because the file leaves operators
-        out.
+        """Build the spot of a fault where the file leaves operators out, so that ``end`` has the value of an earlier
+        tensor of the model.
 
         Returns:
-            The spot at the node that makes ``end``, with ``left_out`` set.
+            The spot at the node that computes ``end``, with ``left_out`` set.
         """
         operators = tuple(self._unmatched_operators()) or (self.target,)
         return replace(
@@ -274,17 +280,19 @@ class CounterpartSearch:
         )
 
     def _unmatched_operators(self) -> list[str]:
-        """Return operators without a counterpart from which paths without one lead to the end."""
+        """Return the operators from which a path without counterparts leads to the end."""
         operators = self.program.operators_between(self.target, self.matched_operators - {self.target})
         return [n for n in operators if n in self.reference]
 
     def _first_unmatched(self) -> list[str]:
-        """Return those unmatched operators that read the result of no other."""
+        """Return the unmatched operators that read no result of another unmatched operator."""
         strange = self._unmatched_operators()
         return [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
 
     def _candidate_pairs(self, suspects: Sequence[int]) -> list[tuple[str, str]]:
-        """Pair tensors of the file with unmatched operators whose value they may be, nearest first."""
+        """Pair each tensor of the file with the unmatched operators that may have computed it. The nearest tensors come
+        first.
+        """
         if not suspects:
             return []
         near = [self.exact.nodes[place] for place in suspects[:_NEAR]]
@@ -298,7 +306,7 @@ class CounterpartSearch:
             value = self.values[name]
             for node in operators:
                 other = self.reference[node]
-                # Results of comparisons are not floating.
+                # Tensors of other types, such as results of comparisons, are not paired.
                 if value.dtype.kind == other.dtype.kind == "f" and value.size == other.size:
                     pairs.append((name, node))
         return pairs[:_TRIALS]
@@ -308,7 +316,7 @@ class CounterpartSearch:
     ) -> tuple[str, str] | None:
         """Return the first candidate that restores about as many counterparts as the best one.
 
-        The nearest is preferred, because a tensor behind the fault's end helps as well.
+        The nearest candidate is preferred, because a tensor after the end of the fault restores counterparts too.
         """
         gains: list[float] = []
         for candidate in candidates:
@@ -319,9 +327,10 @@ class CounterpartSearch:
         return next((c for c, gain in zip(candidates, gains, strict=True) if gain and gain >= most / 2), None)
 
     def _counterpart_gain(self, suspects: Sequence[int], name: str, node: str) -> float:
-        """Return the share of the next suspects that find a counterpart behind ``node`` if ``name`` has its value.
+        """Set tensor ``name`` to the value of operator ``node``, and return the share of the next tensors that then
+        have a counterpart after ``node``.
 
-        Mere copies of the value do not count.
+        Copies of the value do not count as counterparts.
         """
         maker = self.exact.makers.get(name, -1)
         own = set(self.exact.nodes_between([name]))

@@ -1,8 +1,8 @@
-"""Write a quantized file without its quantization: a float file that bisect searches like any other.
+"""Convert a quantized file to a float file, which `bisect` searches like any other float file.
 
-A stored weight within half a step of the model's parameter becomes that parameter. Activations are not rounded, and no
-range is clipped except at 0, which is how ReLU is written without a node. Errors that remain are not due to
-quantization.
+A stored weight within half a step of the model's parameter becomes that parameter. Activations are neither rounded nor
+clipped, with one exception: a range that begins at 0 may express a ReLU, so it becomes a ReLU. Errors that remain are
+not caused by quantization.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...graphs.quantization_info import DEQUANTIZE, DYNAMIC, QUANTIZE, GraphQuan
 from ...storage.proto_traversal import copy_model, iter_subgraphs
 from ...types import Array, Arrays
 
-# Suffix, followed by a number, of a further node that is written for the same node of the file.
+# Suffix of a node's name, followed by a number, if several nodes are written for one node of the file.
 _PART = "#part"
-# Suffix of the input of a ReLU that the file expresses by a zero point.
+# Suffix of the name of a ReLU's input, if the file expresses the ReLU by a zero point.
 BEFORE_RELU = "_before_relu"
 _PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
@@ -32,14 +32,15 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
     """Write ``proto`` without its quantization.
 
     Args:
-        weights: result of a weight's DequantizeLinear, by its output tensor; for a product of integers, its second
-            operand divided by the scale that is multiplied in behind it, by the product's output.
+        weights: float values of the weights. The key of a weight is the output tensor of its DequantizeLinear. For a
+            product of integers, the key is the product's output tensor. Later nodes multiply this output by a scale, so
+            the value is the weight divided by that scale.
 
     Returns:
         A float model with the same outputs.
 
     Raises:
-        GraphError: a product of integers reads codes whose scale is not next to it.
+        GraphError: a product of integers reads codes whose scale is not found.
     """
     proto = copy_model(proto)
     q = GraphQuantization(proto)
@@ -80,7 +81,7 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
 
 
 def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
-    """Make node names unique: an op that quantizes inside gave its name to all nodes that replace it."""
+    """Make node names unique. If an op quantizes internally, all nodes that replace it get its name."""
     every = [*nodes, *(inner for node in nodes for body in iter_subgraphs(node) for inner in body.node)]
     names = Counter(node.name for node in every)
     used = Counter[str]()
@@ -94,7 +95,7 @@ def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
 
 
 def original_node_name(name: str) -> str:
-    """Return the name of the file's node that a node was written for.
+    """Return the name of the original node in the file, given a node that was written for it.
 
     Returns:
         The name without the suffix.
@@ -103,8 +104,9 @@ def original_node_name(name: str) -> str:
 
 
 def is_extra_node(node: onnx.NodeProto) -> bool:
-    """Return whether a node is an additional one that was written for the same node of the file; no change of the file
-    can set it.
+    """Return whether a node is one of the additional nodes that were written for one node of the file.
+
+    A change of such a node can't be made in the file.
 
     Returns:
         True if its name has the suffix.
@@ -128,7 +130,7 @@ def _add_initializer(graph: onnx.GraphProto, name: str, value: Array) -> None:
 
 
 def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
-    """Check that the range of a QuantizeLinear begins at 0."""
+    """Check that the range of a QuantizeLinear begins at 0, so that it acts as a ReLU."""
     scheme = q.scheme_of(node)
     if scheme.kind is None or "int" not in scheme.kind.name:
         return False
@@ -140,7 +142,10 @@ def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
 
 
 def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
-    """Rename tensors that only a quantizer with ReLU reads, so that the ReLU's result has the model's name."""
+    """If a tensor's only reader is a quantizer that acts as a ReLU, rename the tensor.
+
+    The output of the ReLU gets the old name.
+    """
     for node in q.nodes:
         if node.op_type != QUANTIZE or not is_quantization_node(node) or not _is_relu_range(q, node):
             continue
@@ -166,7 +171,7 @@ def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
 def _write_float_product(
     graph: onnx.GraphProto, q: GraphQuantization, node: onnx.NodeProto, weights: Arrays
 ) -> onnx.NodeProto:
-    """Write a product of integers as a product of floats, with the weight without its zero point."""
+    """Write a product of integers as a product of floats. The zero point of the weight is already subtracted."""
     maker = q.makers.get(node.input[0])
     if maker is None or maker.op_type != DYNAMIC or node.output[0] not in weights:
         raise GraphError(f"{node.op_type} {node.name!r} reads codes whose scale is not next to it")

@@ -1,4 +1,4 @@
-"""Explain the difference of two tensors: a factor, another order, or a branch that is left out."""
+"""Explain the difference between a tensor and its right value: a factor, another order, or a missing branch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .trial_changes import Cause, TrialSpot
 
-# Maximum number of axes whose orders are all tried.
+# Maximum number of axes of a tensor for which all orders of axes are tried.
 _MOST_AXES = 4
-# Maximum number of places of the first element's value that are tried.
+# Maximum number of positions that are tried for the first element of a rolled tensor.
 _MOST_PLACES = 16
-# Maximum number of elements in a comparison of slices with slices.
+# Maximum number of comparisons of elements when each slice is compared with every slice.
 _MOST_COMPARED = 10_000_000
 
 
@@ -27,7 +27,7 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
         reference: results of the model's operators, float64.
 
     Returns:
-        A cause of kind "left out", "order" or "factor"; of kind "unknown" if none explains it.
+        A cause of kind "left out", "order" or "factor"; of kind "unknown" if none of these explains the difference.
     """
     spot = around.spot
     got = around.values[spot.end]
@@ -40,7 +40,7 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
             return Cause("left out", f"{text} is missing")
     order = _find_axis_order(got, expected, allowed)
     if order is None and spot.last in reference and reference[spot.last].size == got.size:
-        # Try the model's shape: a file may stack tensors that the model concatenates.
+        # The model's shape is tried, because a file may stack tensors that the model concatenates.
         shape = reference[spot.last].shape
         order = _find_axis_order(got.reshape(shape), expected.reshape(shape), allowed)
     if order is not None:
@@ -58,8 +58,9 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
 
 
 def _iter_branches(around: TrialSpot, reference: Arrays) -> Iterator[tuple[Array, str]]:
-    """Yield tensors that an operator joins with the result, such as a residual or a gate: first the model's results,
-    then its inputs.
+    """Yield tensors that an operator may combine with the result, such as a residual or a gate.
+
+    The model's results come first, followed by its inputs.
     """
     program = around.program
     spot = around.spot
@@ -74,7 +75,7 @@ def _iter_branches(around: TrialSpot, reference: Arrays) -> Iterator[tuple[Array
 
 
 def _is_combination(own: Array, other: Array, spot: FaultSpot) -> bool:
-    """Check that the sum, difference, product or quotient of the two is the model's value."""
+    """Check that the sum, difference, product or quotient of two tensors is the right value."""
     try:
         other = np.broadcast_to(other, spot.expected.shape)
     except ValueError:
@@ -114,7 +115,7 @@ def _find_axis_order(got: Array, expected: Array, allowed: float) -> Cause | Non
 
 
 def _find_roll(got: Array, expected: Array, allowed: float) -> list[int] | None:
-    """Find how far each axis is rolled, from the places of the first element's value."""
+    """Find how far each axis is rolled, from the positions at which the value of the first element occurs."""
     near = np.argwhere(np.abs(got - expected.flat[0]) <= allowed)
     for place in near[:_MOST_PLACES]:
         shift = [-int(i) for i in place]
@@ -136,7 +137,7 @@ def match_slices(data: Array, wanted: Array, axis: int, allowed: float) -> Array
     """Match each slice of ``wanted`` along an axis with an equal slice of ``data``.
 
     Returns:
-        Indices of slices of ``data``; None if one is missing.
+        Indices of slices of ``data``; None if a slice of ``wanted`` has no equal slice.
     """
     rows = np.moveaxis(data, axis, 0)
     others = np.moveaxis(wanted, axis, 0)

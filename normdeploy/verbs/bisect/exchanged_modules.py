@@ -1,4 +1,4 @@
-"""Find two modules of one kind that are exchanged in a file, with all their weights."""
+"""Find two modules of the same kind whose weights are exchanged in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModuleExchange:
     """File with the weights of two modules exchanged.
 
     Attributes:
-        names: for each module the first of its weights that the file reads.
+        names: for each of the two modules, the first of its weights that the file reads.
     """
 
     proto: onnx.ModelProto
@@ -33,7 +33,9 @@ class ModuleExchange:
 
 
 def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.ModelProto) -> Iterator[ModuleExchange]:
-    """Exchange the weights of two modules that the file reads in another order than the model, largest modules first.
+    """Exchange the weights of two modules if the file reads them in another order than the model.
+
+    Pairs of modules with the most parameters come first.
 
     Yields:
         The changed file and its cause.
@@ -46,7 +48,7 @@ def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.Model
         for name in dict.fromkeys(name for node in proto.graph.node for name in node.input)
         if name in kept
     }
-    # Weights that several modules share, such as biases of 0, identify no module.
+    # Weights that several modules share, such as biases of 0, do not identify a module.
     first = {found[0]: name for name, found in reversed(sources.items()) if len(found) == 1}
     ours = {name: place for place, name in enumerate(reversed(first))}
     theirs = program.first_reader_places()
@@ -66,7 +68,7 @@ def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.Model
 
 
 def _first_read(module: str, places: Mapping[str, int]) -> str:
-    """Return the first weight of a module that is read, "" if none is."""
+    """Return the first weight of a module that is read; "" if no weight is read."""
     return min((name for name in places if _belongs_to(name, module)), key=places.__getitem__, default="")
 
 
@@ -75,7 +77,9 @@ def _belongs_to(name: str, module: str) -> bool:
 
 
 def _iter_module_pairs(parameters: Arrays) -> Iterator[tuple[str, str]]:
-    """Yield pairs of modules whose parameters have the same names and shapes, those with most parameters first."""
+    """Yield pairs of modules whose parameters have the same names and shapes, the pairs with the most parameters
+    first.
+    """
     inside: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, value in parameters.items():
         parts = name.split(".")
@@ -92,7 +96,7 @@ def _exchange_weights(
     changed = copy_model(proto)
     for tensor in changed.graph.initializer:
         for source in sources.get(tensor.name, ()):
-            # The name of a fold contains two names: a layer and its BatchNorm.
+            # The name of a folded tensor contains two names: those of the parameter and of its BatchNorm.
             moved = " ".join(_rename_to_module(word, one, other) for word in source.split(" "))
             if moved == source or moved not in stored:
                 continue
@@ -107,7 +111,7 @@ def _exchange_weights(
 
 
 def _rename_to_module(name: str, one: str, other: str) -> str:
-    """Return a name in one of two modules as the other module's name."""
+    """Translate a name in one module to the corresponding name in the other module."""
     for old, new in ((one, other), (other, one)):
         if name == old or _belongs_to(name, old):
             return f"{new}{name.removeprefix(old)}"

@@ -1,4 +1,4 @@
-"""Find the nodes that stop a file on the model's inputs, and the model's settings that would mend them."""
+"""Find the nodes that can't be computed on the model's inputs, and the model's settings that would mend these nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .trial_changes import Cause, Trial, TrialSpot
 
 # Maximum number of failing nodes that are reported.
 _MOST = 5
-# Maximum number of nodes in front of a failing one that may have made the wrong shape.
+# Maximum number of nodes before a failing node that are changed, because they may have computed a wrong shape.
 _MOST_BEFORE = 20
 _SHAPED = ("Reshape", "Expand")
 
@@ -34,8 +34,8 @@ class _FailingNode:
     """Node that can't be computed.
 
     Attributes:
-        message: the reason.
-        known: tensors that were computed before it.
+        message: reason why the node can't be computed.
+        known: tensors that were computed before the node.
     """
 
     place: int
@@ -47,7 +47,7 @@ def find_failing_nodes(model: Original, proto: onnx.ModelProto, subject: FaultyO
     """Find the nodes that can't be computed by ONNX's definition.
 
     Returns:
-        A fault for each; none if all nodes can be computed.
+        A fault for each such node; no fault if all nodes can be computed.
     """
     exact = Float64Evaluator(proto, inferred_dtypes(proto))
     program = open_program(model)
@@ -66,7 +66,7 @@ def find_failing_nodes(model: Original, proto: onnx.ModelProto, subject: FaultyO
 
 
 def _run_until_failure(exact: Float64Evaluator, known: Arrays, change: NodeChange) -> _FailingNode | None:
-    """Compute the file up to the first node that can't be computed; return None if all can."""
+    """Compute the file up to the first node that can't be computed. Return None if all nodes can be computed."""
     for place in range(len(exact.nodes)):
         try:
             known = exact.evaluate_nodes([place], known, change)
@@ -78,7 +78,7 @@ def _run_until_failure(exact: Float64Evaluator, known: Arrays, change: NodeChang
 def _find_mending_change(
     exact: Float64Evaluator, program: ReferenceProgram, stop: _FailingNode, change: NodeChange
 ) -> tuple[Cause, NodeChange]:
-    """Find a change of the node, or of a shape in front of it, that lets the node be computed."""
+    """Find a change of the node, or of a shape before it, with which the node can be computed."""
     before = [p for p in exact.nodes_between(exact.nodes[stop.place].output) if exact.nodes[p].op_type in _SHAPED]
     inputs = {name: value for name, value in stop.known.items() if name not in exact.makers}
     for place in dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]]):
@@ -92,9 +92,11 @@ def _find_mending_change(
 
 
 def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[Trial]:
-    """Yield settings of the reference's node with the same result, then shapes with one dim that the input decides."""
+    """Yield settings of the reference's nodes, then other shapes for a node that reads a shape. Nodes of the reference
+    whose result has the same name come first. In each shape, one dim is taken from the input.
+    """
     same = [name for name in exact.nodes[place].output if name in program.order]
-    # The expected value is unknown here.
+    # The spot has a dummy end and expected value, because the trials here need neither.
     spot = FaultSpot((place,), "", np.zeros(0), 0.0)
     for operators in (same, program.order):
         around = TrialSpot(exact, {}, replace(spot, operators=tuple(operators)), program)
@@ -105,7 +107,7 @@ def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int)
     if at.op not in _SHAPED or stated is None:
         return
     shape = np.atleast_1d(stated)
-    # An Expand keeps a dim at 1. A Reshape has one dim of -1, and copies a dim at 0.
+    # Values in a shape that take a dim from the input: 1 for Expand; for Reshape -1, or 0 if -1 is already used.
     if at.op == "Expand":
         told_by_input = 1
     else:
@@ -124,7 +126,7 @@ def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int)
 def _is_right(
     exact: Float64Evaluator, program: ReferenceProgram, model: Original, subject: FaultyOutput, change: NodeChange
 ) -> bool:
-    """Check that the output is the model's with a change."""
+    """Check that the output equals the model's output if ``change`` is made."""
     output = subject.result.output
     end = program.output_operator(output)
     insides = open_inner_tensors(model, subject.feeds, "")

@@ -27,14 +27,17 @@ from .training_mode import BATCH, with_eval_mode
 from .trial_changes import Cause
 from .wiring_trials import iter_same_source_siblings, try_exchanged_tensors
 
-# Maximum number of faults to find.
+# Maximum number of faults that are searched.
 MOST = 5
-# Maximum number of exchanges of two modules to try; each takes a run.
+# Maximum number of exchanges of two modules that are tried. Each exchange takes a run of the file.
 _MOST_EXCHANGES = 16
 
 
 class FaultSearch(FaultTracer):
-    """Trace the faults of one output one after another; each is mended before the search for the next."""
+    """Find the faults of one output, one after another.
+
+    Each fault is mended before the next one is searched: the wrong tensor is set to its right value.
+    """
 
     def faults(self) -> list[Fault]:
         """Find the faults that make the output wrong.
@@ -67,11 +70,12 @@ class FaultSearch(FaultTracer):
         return named
 
     def _find_joint_faults(self) -> list[Fault]:
-        """Find faults that must be mended together: to mend only one makes the output worse.
+        """Find faults that must be mended together, because mending only one of them makes the output worse.
 
-        An example is one fault in an attention's queries and one in its keys.
+        An example is a fault in the queries of an attention together with a fault in its keys.
 
-        Returns an empty list if the output is still wrong with all found faults mended.
+        Returns:
+            The faults; empty if the output is still wrong with all of them mended.
         """
         notes = list(self.notes)
         self.notes.clear()
@@ -84,10 +88,10 @@ class FaultSearch(FaultTracer):
         return []
 
     def _find_successive_faults(self, *, keeps_worse: bool = False) -> list[Fault]:
-        """Find the first fault, mend it, find the next, and so on.
+        """Find the first fault and mend it, then find the next fault, until the output is right.
 
         Args:
-            keeps_worse: keep a fault with a known cause mended even if that makes the output worse.
+            keeps_worse: mend a fault with a known cause even if that makes the output worse.
         """
         named = list[Fault]()
         for _ in range(MOST):
@@ -116,7 +120,7 @@ class FaultSearch(FaultTracer):
             if is_worse(after, self.at_output) and is_inner and not is_kept:
                 self._bench.held = held
                 self._doubted.append(trace)
-                # The pair was wrong: its value belongs to another tensor.
+                # The tensor was compared with a wrong tensor of the model, so this pair is dropped.
                 self._first.drop(trace.wrong)
                 continue
             self._first.clear_points()
@@ -134,9 +138,9 @@ class FaultSearch(FaultTracer):
         return named
 
     def _add_fault(self, named: list[Fault], fault: Fault, trace: FaultTrace) -> None:
-        """Add a fault, or update the same fault if it was already found at another tensor.
+        """Add a fault, or update it if the same fault was already found at another tensor.
 
-        This happens for a node with several results, and for a node with several readers.
+        A fault is found several times at a node with several results or several readers.
         """
         self.reproduction = self.reproduction or trace.reproduction
         for i, other in enumerate(named):
@@ -146,9 +150,11 @@ class FaultSearch(FaultTracer):
         named.append(fault)
 
     def _mending_values(self, trace: FaultTrace) -> dict[str, Array] | None:
-        """Return the tensors' values that mend a fault.
+        """Choose the tensors and values that mend a fault.
 
-        Returns None if the right value is unknown or overflows the tensor's type, or if the tensor is the output.
+        Returns:
+            Tensor -> value. None if the right value is unknown or overflows the tensor's type, or if the tensor is the
+            output.
         """
         if trace.held:
             return {name: self._units.round_to_file_type(name, value) for name, value in trace.held.items()}
@@ -162,9 +168,11 @@ class FaultSearch(FaultTracer):
         return None
 
     def _find_exchanged_tensors(self) -> Fault | None:
-        """Find two exchanged tensors that are computed from one source, such as an attention's queries and keys.
+        """Find two exchanged tensors that are computed from the same tensor, such as the queries and keys of an
+        attention.
 
-        The search for single faults misses them: if only one of the two is mended, the output stays equally wrong.
+        The search for single faults does not find them, because the output stays wrong if only one of the two is
+        mended.
         """
         target = self._program.output_operator(self._output)
         places = self._exact.nodes_between([self._output])
@@ -222,7 +230,7 @@ class FaultSearch(FaultTracer):
         return None
 
     def _error_of_file(self, changed: onnx.ModelProto) -> float | None:
-        """Return the output's error in a changed file; None if it is still wrong or can't be run."""
+        """Return the output's error in a changed file; None if the output is still wrong or the file can't be run."""
         try:
             with self._running(changed):
                 after = self.output_error()
@@ -233,7 +241,9 @@ class FaultSearch(FaultTracer):
         return None
 
     def _make_whole_fault(self, places: Sequence[int], cause: Cause, error: float, module: str | None = "") -> Fault:
-        """Return a fault that shows only at the output; ``error`` is the output's error after it is mended."""
+        """Return a fault that is visible only at the output. ``error`` is the error of the output after the fault is
+        mended.
+        """
         fault = self._make_fault(self._output, places, cause, self.at_output, module=module)
         return replace(fault, mended=True, mended_error=error)
 
@@ -244,5 +254,5 @@ class FaultSearch(FaultTracer):
 
     @property
     def _has_integer_output(self) -> bool:
-        """Return whether the output holds integers, which may stay equal when a fault is mended."""
+        """Return whether the output has integers, which may not change when a fault is mended."""
         return self._value is not None and self._value.dtype.kind in "iub"

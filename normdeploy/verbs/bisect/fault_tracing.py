@@ -1,4 +1,4 @@
-"""Trace one fault of a file or a runtime: the first tensor that is wrong on right inputs, its nodes and its cause."""
+"""Trace one fault of a file or a runtime: the first wrong tensor, the nodes that compute it, and the cause."""
 
 from __future__ import annotations
 
@@ -47,26 +47,27 @@ CUDA = ort_title("cuda", optimize=False), ort_title("cuda", optimize=True)
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Fault(ShortRepr):
-    """Place that computes a wrong result from right inputs.
+    """Fault: nodes that compute a wrong result from right inputs.
 
     Attributes:
         module: qualified path of the module, "" for the model itself.
         tensor: the first wrong tensor.
-        nodes: "op name" of the node, or of each node that it may be.
-        operator: the model's operator, "" if unknown.
-        wrong: "file" (by ONNX's definition it does not compute the model's function); "runtime" (it does not compute
-            ONNX's definition); or "between" (each node is right on right inputs, and small errors grow).
-        error: error of ``tensor`` on right inputs.
-        allowed: largest error of ``tensor`` that is allowed.
-        scale: largest absolute right value of ``tensor``.
+        nodes: "op name" of the node at fault; if it is not known exactly, of each node that may be at fault.
+        operator: the corresponding operator of the model; "" if unknown.
+        wrong: "file" if the file, by ONNX's definition of its ops, does not compute the model's function; "runtime" if
+            the runtime does not follow ONNX's definition; "between" if each node is right on right inputs, but small
+            errors grow.
+        error: error of ``tensor`` if the nodes read right inputs.
+        allowed: allowed error of ``tensor``.
+        scale: largest magnitude in the right value of ``tensor``.
         reason: a difference that an error can't express, such as NaN.
         kind, cause: see ``verbs.bisect.trial_changes.Cause``.
-        widened: result of the trial with the nodes in float32.
-        output_error, output_allowed, output_reason: the same for ``output`` of the unchanged file on the input
-            ``case``.
-        mended_error: error of the output with ``tensor`` at its right value. If its type can't hold that value, the
-            float32 region of ``widened`` is used. Null if neither can be run.
-        mended: the output is then within its bound.
+        widened: result of the trial that computes the nodes in float32.
+        output_error, output_allowed, output_reason: error, allowed error and reason for ``output`` of the unchanged
+            file on the input ``case``.
+        mended_error: error of the output if ``tensor`` is set to its right value. If the type of ``tensor`` can't
+            represent this value, the float32 region of ``widened`` is used instead. Null if neither can be run.
+        mended: True if ``mended_error`` is within the allowed error of the output.
     """
 
     runtime: str
@@ -116,9 +117,9 @@ class FaultTrace:
 
     Attributes:
         right: right value of the fault's tensor, None if unknown.
-        wrong: the compared tensor that led to the fault.
+        wrong: the wrong tensor from which the fault was traced.
         reproduction: a small model that shows the fault.
-        held: tensors with right values that mend the fault, if these are other tensors than its own.
+        held: right values of other tensors that mend the fault; empty if the fault's tensor mends it.
     """
 
     fault: Fault
@@ -132,7 +133,7 @@ class FaultTracer:
     """Find the first fault of an output.
 
     Attributes:
-        at_output: error of the output when its faults were last searched.
+        at_output: current error of the output, with all found faults mended.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class FaultTracer:
         self._pairs = longest_ordered_pairs(pair_with_model(model, proto))
         self._first = FirstWrongSearch(self._bench, self._pairs, self._exact, progress)
         self._buffers = self._program.stored_buffers()
-        # Faults that make the output worse if only they are mended.
+        # Faults that make the output worse if each is mended without the others.
         self._doubted = list[FaultTrace]()
         self.notes: list[str] = []
         self.reproduction: Reproduction | None = None
@@ -184,7 +185,7 @@ class FaultTracer:
         """Compare the output with the reference.
 
         Returns:
-            The output's error and bound; those of ``verify`` if the output has no counterpart.
+            The output's error and allowed error. If the output has no counterpart, the values of ``verify`` are used.
         """
         pair = self._first.pairs.get(self._output)
         point, self._value = (None, None) if pair is None else self._bench.compare_at(pair)
@@ -194,7 +195,7 @@ class FaultTracer:
 
     @contextmanager
     def _running(self, proto: onnx.ModelProto) -> Iterator[None]:
-        """Run another form of the file inside the context."""
+        """Run a changed copy of the file inside the context."""
         own = self._bench.proto
         value = self._value
         self._bench.proto = proto
@@ -208,7 +209,7 @@ class FaultTracer:
         """Trace the first fault.
 
         Returns:
-            The fault; of kind "unknown" if each node is right on right inputs.
+            The fault. Its kind is "unknown" if each node is right on right inputs.
         """
         while True:
             tensor = self._first.find(self._output)
@@ -219,7 +220,7 @@ class FaultTracer:
             if self._mends_output(tensor, search):
                 spot = search.omission_spot()
                 break
-            # The pair was wrong: the tensor is another one of the model, and right.
+            # The tensor was paired with a wrong tensor of the model, and is itself right. The pair is dropped.
             self._first.drop(tensor)
         if spot is not None:
             return self._trace_in_file(spot, search)
@@ -241,9 +242,10 @@ class FaultTracer:
         return self._first.points.get(tensor) or self.at_output
 
     def _mends_output(self, tensor: str, search: CounterpartSearch) -> bool:
-        """Check that the output becomes right, or half as wrong, if ``tensor`` has the value of its pair.
+        """Check that the error of the output vanishes or halves if ``tensor`` gets the value of its pair in the model.
 
-        If an operator is left out, its input appears in place of its result and also matches a tensor of the model.
+        This detects an operator that the file leaves out. The file then uses the operator's input in place of its
+        result, so the tensor equals another tensor of the model than its pair.
         """
         before = self.at_output
         self._bench.held[tensor] = self._units.round_to_file_type(tensor, search.wanted)
@@ -255,10 +257,10 @@ class FaultTracer:
         return bool(after) or (not after.reason and (bool(before.reason) or after.error < before.error / 2))
 
     def stretch_search(self, tensor: str) -> CounterpartSearch:
-        """Build the search in the nodes between the wrong tensor and the right ones before it.
+        """Build the search in the nodes between the wrong tensor and the last right tensors before it.
 
         Returns:
-            A search with the right values at its start and the reference values inside.
+            A search with the right values at its start and the reference's values of the inner tensors.
         """
         program = self._program
         paired = self._first.pairs
@@ -291,7 +293,7 @@ class FaultTracer:
         )
 
     def _allowed_error(self, eager: Array, reference: Array) -> float:
-        """Return the bound of ``verify`` for one tensor."""
+        """Return the allowed error of ``verify`` for one tensor."""
         if reference.dtype.kind != "f":
             return 0.0
         return allowed_beside_eager(eager, reference, self._dtype)
@@ -313,7 +315,8 @@ class FaultTracer:
             module = ""
         elif [*places] == [self._exact.makers[spot.end]]:
             theirs = spot.last
-        # A tensor that is set to its right value may have many readers and belongs to no single operator.
+        # If the cause has ``held``, it sets tensors to their right values. Many nodes may read these tensors, so no
+        # single operator is at fault.
         if theirs and not cause.held:
             operator = program.operator_kind(theirs)
         else:
@@ -327,7 +330,9 @@ class FaultTracer:
         return FaultTrace(fault, spot.expected, search.end, model, cause.held)
 
     def _include_sequence_makers(self, places: Sequence[int], values: Arrays) -> list[int]:
-        """Add the makers of the sequences that ``places`` read, because a sequence can't be an input of the model."""
+        """Add the nodes that make the sequences which ``places`` read, because a sequence can't be an input of a
+        model.
+        """
         every = set(places)
         while True:
             made = {name for p in every for name in self._exact.nodes[p].output}
@@ -352,13 +357,15 @@ class FaultTracer:
         return FaultTrace(fault, search.values.get(wrong.end), search.end, model)
 
     def _find_coarse_nodes(self, search: CounterpartSearch) -> list[int] | None:
-        """Find the nodes of a stretch that compute in a coarser type than the file, if float32 in them makes the output
-        right.
+        """Find nodes that compute in a coarser type than the rest of the file.
+
+        Returns:
+            The nodes, if computing them in float32 makes the output right; otherwise None.
         """
         narrow = [p for p in search.places if any(self._is_coarser(name) for name in self._exact.nodes[p].output)]
         if not narrow or len(narrow) == len(search.places):
             return None
-        # Add the nodes that convert their results to the file's type.
+        # Add the nodes that convert the results of these nodes to the file's type.
         written = {name for p in narrow for name in self._exact.nodes[p].output}
         back = [p for p, n in enumerate(self._exact.nodes) if n.op_type == "Cast" and n.input[0] in written]
         chosen = sorted({*narrow, *back})
@@ -372,7 +379,9 @@ class FaultTracer:
         return is_floating and ml_dtypes.finfo(own).eps > ml_dtypes.finfo(self._dtype).eps
 
     def _is_right_in_float32(self, places: Sequence[int], tensor: str) -> bool:
-        """Check that a tensor is right with ``places`` in float32, or the output if the tensor has no counterpart."""
+        """Check that a tensor is right if the nodes compute in float32. If it has no counterpart, check the output
+        instead.
+        """
         try:
             with self._running(with_float32_island(self._exact.proto, set(places), self._exact.types)):
                 pair = self._first.pairs.get(tensor)
@@ -402,7 +411,7 @@ class FaultTracer:
         module: str | None = None,
         wrong: str = "file",
     ) -> Fault:
-        """Build a fault of the nodes at ``places``; ``module`` None takes the module of the nodes."""
+        """Build a fault of the nodes at ``places``. If ``module`` is None, the module of the nodes is used."""
         return Fault(
             runtime=self._result.runtime,
             case=self._subject.case,
@@ -426,7 +435,7 @@ class FaultTracer:
     def _node_names(self, places: Sequence[int]) -> tuple[str, ...]:
         """Name the nodes as the user's file does.
 
-        `rename_ends` adds Identity nodes without a name. If no other node is named, the node in front of it is.
+        `rename_ends` adds Identity nodes without a name. If there are only such nodes, the node before them is named.
         """
         nodes = [self._exact.nodes[p] for p in places]
         named = [node for node in nodes if node.op_type != "Identity" or node.name]
@@ -459,7 +468,7 @@ class FaultTracer:
         return replace(fault, widened=self._try_float32(places))
 
     def _try_float32(self, places: Sequence[int]) -> Float32Trial:
-        """Run the nodes in float32, and check that the output becomes right."""
+        """Run the file with the nodes in float32, and check whether the output becomes right."""
         nodes = [self._exact.nodes[p] for p in places]
         if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
             return Float32Trial(None, reason=f"it already computes in {self._dtype.name}")

@@ -1,21 +1,21 @@
-"""Bisect a file: find the first tensor that leaves the bound, the node that makes it wrong, the cause, and a change
-that mends it.
+"""Bisect a file: find the first wrong tensor, the node that computes it, the cause, and a change that mends it.
 
-``verify`` finds the wrong outputs of each runtime, and an input that shows them. The search goes on from there
-(``fault_search``):
+``verify`` finds the wrong outputs of each runtime, and an input on which they are wrong. A tensor is wrong if its error
+exceeds the allowed error. Each wrong output is then searched (``fault_search``):
 
-1. The tensors at the boundaries of modules (``verbs.verify.tensor_drift``) are compared in that runtime. Among the
-   tensors on a path of wrong tensors to the wrong output, the first in the file's order is taken: its predecessors are
-   right. A tensor that is off but heals is on no such path.
-2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
-   ops, differs from the model, the file is wrong: ``counterpart_search`` finds the nodes, ``cause_search`` the kind of
-   mistake.
-3. Otherwise the runtime is wrong: each node is run alone on its right inputs (``runtime_faults``).
-4. The file is run again with the wrong tensor set to its right value. If the output is still wrong, there is another
-   fault, and the search goes on.
+1. The tensors at the boundaries of modules (``verbs.verify.tensor_drift``) are compared in the runtime. The search
+   takes the first tensor, in the file's order, from which a path of wrong tensors leads to the output. The compared
+   tensors before this tensor are right.
+2. The nodes between these right tensors and the wrong tensor are evaluated in float64, by ONNX's definition of their
+   ops, from the right values. If the result differs from the model, the file is wrong. ``counterpart_search`` then
+   finds the nodes, and ``cause_search`` finds the kind of mistake.
+3. Otherwise the runtime is wrong. Each node is run alone on its right inputs to find the wrong one
+   (``runtime_faults``).
+4. The fault is mended: the file is run again with the wrong tensor set to its right value. If the output is still
+   wrong, there is another fault, and the search continues.
 
-A quantized file that is wrong in float64 needs another search (``quantized_search``): its tensors differ from the
-model's by design, and its quantizers bound by how much.
+A quantized file that is wrong in float64 needs another search (``quantized_search``), because its tensors differ from
+the model's tensors by design. The steps of its quantizers bound these differences.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ _UNNAMED = (
 )
 
 
-# Maximum number of tensors that are named.
+# Maximum number of tensors that a message names.
 _SEEN = 5
 
 
 @dataclass(frozen=True, repr=False)
 class Bisection(Renderable):
-    """Result of ``bisect``; true if nothing leaves the bound.
+    """Result of ``bisect``; true if nothing exceeds the allowed error.
 
     Attributes:
         parity: the comparison of ``verify``.
-        not_searched: wrong outputs that could not be searched, with the reason.
+        not_searched: wrong outputs that could not be searched, each with the reason.
         reproduction: smallest failing model of the first fault.
     """
 
@@ -100,7 +100,7 @@ class Bisection(Renderable):
         return bool(self.parity)
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the result in the values of JSON.
+        """Convert the result to JSON values.
 
         Returns:
             "ok", "faults", "not_searched", "notes" and "seconds".
@@ -146,8 +146,8 @@ def search_faults(
     """Compare as ``verify`` does, and find the faults of the outputs that fail.
 
     Args:
-        engines: compared only at their outputs: an engine has no others, and marking inner tensors as outputs would
-            build another engine.
+        engines: engines that are also compared, only at their outputs. The inner tensors of an engine can't be read: an
+            engine with more outputs would be a different engine.
         seeds, inputs, names, most, policy, dataset, runners, budget, progress: as for
             ``normdeploy.verbs.verify.file_comparison.compare_files``.
 
@@ -185,7 +185,7 @@ def search_faults(
     chosen = quantized if quantized is not None else _choose_result(parity, outputs, not_searched)
     failed = [r for r in parity.results if not r and r.runtime == OFF and r.output in outputs]
     if chosen is not None or failed:
-        # The search uses the model's names of inputs and outputs.
+        # The search needs a file whose inputs and outputs have the model's names.
         proto = inline_functions(rename_ends(load_onnx(onnx_path), subject.inputs, subject.outputs))
         if isinstance(model, FileModel):
             model = model.with_inlined_functions()
@@ -218,14 +218,15 @@ def search_faults(
 def _find_input_faults(
     model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], case: InputCase
 ) -> Iterable[Fault]:
-    """Yield the fault of a file that expects another preprocessing of an input, even if it does not run on the model's
-    inputs.
+    """Yield the fault of a file that expects another preprocessing of an input.
+
+    The fault is also found if the file does not run on the model's inputs.
     """
     for result in failed[:1]:
         try:
             found = find_preprocessing(model, proto, result, case.make())
         except (GraphError, RuntimeUnavailable):
-            # The file does not open; another line reports it.
+            # The file can't be opened, which is reported elsewhere.
             return
         if found is None:
             return
@@ -253,7 +254,7 @@ def _find_input_faults(
 def _find_failing_nodes(
     model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], cases: Sequence[InputCase]
 ) -> list[Fault]:
-    """Find the failing nodes of a file that does not run."""
+    """Find the nodes that can't be computed in a file that does not run."""
     lost = next((r for r in failed if r.reason and not np.isfinite(r.max_abs_error)), None)
     case = next((case for case in cases if lost is not None and case.name == lost.case), None)
     if lost is None or case is None:
@@ -262,8 +263,9 @@ def _find_failing_nodes(
 
 
 def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before: Set[str]) -> list[str]:
-    """List wrong outputs and weights if no fault is found: for each output the first failed row, then the wrong
-    weights.
+    """List the wrong outputs and weights if no fault is found.
+
+    The result has the first failed row for each output, followed by the wrong weights.
 
     Args:
         told_before: reasons that were already reported.
@@ -286,18 +288,19 @@ def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before:
 
 
 def _find_wrong_quantized(parity: Comparison) -> OutputResult | None:
-    """Return the result of a quantized file that is wrong in float64, None if it is right there.
+    """Return the failed result of a quantized file in float64; None if the file is right in float64.
 
-    If it is right in float64, a search among its numbers does not help.
+    If it is right, its numbers are not at fault, and need not be searched.
     """
     failed = {r.runtime: r for r in reversed(parity.results) if not r and r.steps is not None}
     return failed.get(UNROUNDED, failed.get(ROUNDED))
 
 
 def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[NotRun]) -> OutputResult | None:
-    """Choose the result to search.
+    """Choose the failed result whose faults are searched.
 
-    If onnxruntime is wrong with its optimizer off, errors of other runtimes add nothing.
+    If onnxruntime is wrong with its optimizer off, only its errors are searched, because other runtimes have the same
+    faults.
 
     Args:
         given: the file's outputs.
@@ -332,9 +335,9 @@ def _open_search(
     progress: Progress | None,
     altered: Mapping[str, str],
 ) -> FaultSearch:
-    """Open the search on the first input if the output is wrong there, else on the worst input.
+    """Open the search on the first input if the output is wrong on it; otherwise on the worst input.
 
-    The worst input may be all zeros, on which different functions can agree.
+    The first input is preferred, because the worst input may be all zeros, on which different functions can agree.
     """
 
     def search_on(case: InputCase) -> FaultSearch:
@@ -345,6 +348,6 @@ def _open_search(
         if cases[0].name == result.case or not first.output_error():
             return first
     except (GraphError, InputError):
-        # A model that states a dim as open may run at only one size, which other inputs of verify may have.
+        # A model may declare a dim as dynamic but run at only one size. Another input may have this size.
         pass
     return search_on(next((case for case in cases if case.name == result.case), cases[0]))

@@ -1,4 +1,4 @@
-"""Fold BatchNorms into the weights and biases of layers, and find the epsilon that a file folded them with."""
+"""Fold BatchNorms into the weights and biases of layers, and find the epsilon with which a file folded them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from ...types import Array, Arrays
 from ..verify.model_tensors import BatchNorm, NormVectors, iter_batch_norms
 from ..verify.reference_models import Original
 
-# Error relative to the largest element: a fold in float32 takes a few roundings of 2^-24.
+# Allowed error of a fold in float32, relative to the largest element: a few roundings of 2^-24.
 _NEAR = 2.0**-20
-# Relative error of a solved variance: a square, of elements down to an eighth of the largest.
+# Allowed relative error of the sum variance + epsilon, if it is computed from folded elements. Squaring an element
+# doubles its relative error, and elements down to an eighth of the largest element are used.
 _SAME = 2.0**-14
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedTensor:
-    """Tensor with the BatchNorm ``owner`` folded in: offset + (right - offset) scales with 1 / sqrt(variance +
-    epsilon).
+    """Weight or bias with the BatchNorm ``owner`` folded in.
+
+    ``right - offset`` is proportional to 1 / sqrt(variance + epsilon).
 
     Attributes:
-        right: the tensor as the model's epsilon folds it.
-        offset, variance, gamma: broadcast to ``right``.
-        transposed: the weight belongs to a ConvTranspose; None for a bias.
+        right: the tensor, folded with the model's epsilon.
+        offset, variance, gamma: arrays that broadcast to ``right``.
+        transposed: True for a weight of a ConvTranspose, False for other weights; None for a bias.
     """
 
     owner: str
@@ -47,10 +49,10 @@ class FoldedTensor:
         return np.asarray(self.offset + (self.right - self.offset) * scale)
 
     def is_near(self, stored: Array) -> bool:
-        """Check that ``stored`` is the tensor up to the rounding of a fold in float32, in any layout.
+        """Check that ``stored`` equals the tensor in any layout, up to the rounding of a fold in float32.
 
         Returns:
-            True if every element is close.
+            True if every element is equal up to rounding.
         """
         return _is_near_in_any_layout(self.right, stored)
 
@@ -58,7 +60,7 @@ class FoldedTensor:
         """Find the epsilon that ``stored`` was folded with.
 
         Returns:
-            The epsilon; None if it is the model's or none explains ``stored``.
+            The epsilon; None if it is the model's epsilon, or if no epsilon explains ``stored``.
         """
         if stored.size != self.right.size or self.is_near(stored):
             return None
@@ -70,7 +72,8 @@ class FoldedTensor:
     def describe_statistics(self, stored: Array) -> str:
         """Describe a fold with the same variance or gamma in every channel.
 
-        Fresh BatchNorms have 1, so a file that was made before training, or without its state, shows it here.
+        A new BatchNorm has variance and gamma 1. So this detects a file that was made before training, or without the
+        trained state.
 
         Returns:
             A sentence; "" if no single number explains ``stored``.
@@ -107,13 +110,13 @@ class FoldedTensor:
                 else:
                     epsilon = np.nan
             if np.isfinite(epsilon) and epsilon > 0:
-                # People write epsilons with one or two digits; the solved number is off by rounding.
+                # Written epsilons have one or two digits, so the computed number is rounded to three.
                 yield float(f"{epsilon:.3g}")
                 yield epsilon
 
 
 def fold_parameters(model: Original, parameters: Arrays) -> dict[str, FoldedTensor]:
-    """Fold each BatchNorm into the weights and biases among ``parameters`` that have its width.
+    """Fold each BatchNorm into every weight and bias in ``parameters`` with the same number of channels.
 
     Returns:
         Names of the parameter and the BatchNorm -> folded tensor.

@@ -1,4 +1,8 @@
-"""Identify functions of one tensor, written with any number of nodes: the function of the file, and the model's."""
+"""Identify elementwise functions of one tensor, for example GELU, from their values.
+
+The nodes of a spot (the group of nodes at a fault) may compute another function than the model. Both functions are
+identified, even if they consist of several nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from ...types import Array
 from .difference_analysis import all_within
 from .trial_changes import Cause, TrialSpot
 
-# Minimum number of distinct values: fewer can't tell functions apart.
+# Minimum number of distinct values. Fewer values can't distinguish functions.
 _FEWEST = 4
 _MOST_OPERANDS = 16
 _TANH = math.sqrt(2 / math.pi)
@@ -23,7 +27,7 @@ def _wrap_torch_function(function: Callable[[torch.Tensor], torch.Tensor]) -> Ca
     return lambda x: function(torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
 
-# Parts of a GELU identify it as well, because a spot may end inside one.
+# GELU and its parts. A spot may end inside a GELU, and then one of the parts identifies it.
 _GELUS: dict[str, Callable[[Array], Array]] = {
     "GELU (erf)": _wrap_torch_function(functional.gelu),
     "GELU (tanh)": _wrap_torch_function(lambda x: functional.gelu(x, approximate="tanh")),
@@ -59,7 +63,7 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def find_other_function(around: TrialSpot) -> Cause | None:
-    """Identify the function that the model computes here, and the file's if it is a known one.
+    """Identify the function that the model computes at a spot, and the function of the file if it is a known function.
 
     Returns:
         A cause; None if the model's function is not known.
@@ -81,7 +85,8 @@ def find_other_function(around: TrialSpot) -> Cause | None:
             place = spot.places[0]
         else:
             place = None
-        # The file's function has no name, so a change of a wider stretch may explain more.
+        # The file's function is not a known function. The kind stays "unknown", so that a spot with more nodes is tried
+        # too.
         if own is None:
             text = f"the model computes {right} of {operand!r} here, the file another function"
             return Cause("unknown", text, place)
@@ -97,7 +102,9 @@ def find_other_function(around: TrialSpot) -> Cause | None:
 
 
 def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of the spot's size that it reads and does not make, in the spot's shape."""
+    """Yield each tensor that the spot reads but does not compute, in the shape of the spot's end. Tensors with another
+    number of elements are skipped.
+    """
     exact = around.exact
     expected = around.spot.expected
     made = {name for at in around.nodes for name in at.node.output}
@@ -109,7 +116,7 @@ def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
 
 
 def _identify_function(x: Array, y: Array, allowed: float) -> str | None:
-    """Return the name of the function that maps ``x`` to ``y``, None if no known function does."""
+    """Return the name of the function that maps ``x`` to ``y``; None if no known function maps ``x`` to ``y``."""
     if np.isfinite(x).all():
         with np.errstate(all="ignore"):
             for name, function in _FUNCTIONS.items():
@@ -131,7 +138,9 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
 
 
 def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
-    """Identify a clip by the smallest and the largest element, if at least one of them cuts something off."""
+    """Identify a clip. Its bounds are the smallest and the largest element of the result, and at least one bound must
+    clip an element.
+    """
     low = float(y.min())
     high = float(y.max())
     if not all_within(np.clip(x, low, high), y, allowed):

@@ -1,4 +1,4 @@
-"""Run the runtime under test with some tensors set to their right values, and find its first wrong tensor."""
+"""Run a file in a runtime with some tensors set to their right values, and find the first wrong tensor."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..verify.tensor_drift import DriftPoint, InnerTensors, TensorComparison, Te
 
 # Maximum number of tensors fetched in one run.
 _AT_ONCE = 64
-# Maximum bytes of values that are kept.
+# Maximum bytes of values that are cached (1 GiB).
 _KEPT = 1 << 30
 
 
 class InterventionRunner(TensorComparison):
-    """Run a model with chosen tensors fixed at given values, on the CPU or on CUDA.
+    """Run a file in onnxruntime with chosen tensors fixed at given values, on the CPU or on CUDA.
 
     Attributes:
-        held: tensor -> its fixed value.
+        held: tensor -> value at which the tensor is fixed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class InterventionRunner(TensorComparison):
         self._eagers: RunResult = {}
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
-        """Evaluate the model's operators in float64, each once.
+        """Evaluate the model's operators in float64. Results are cached.
 
         Returns:
             Operator -> array.
@@ -52,7 +52,7 @@ class InterventionRunner(TensorComparison):
         return _values_once(self._references, nodes, super().reference_values)
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        """Evaluate the model's operators in its own precision, each once.
+        """Evaluate the model's operators in the model's own precision. Results are cached.
 
         Returns:
             Operator -> array.
@@ -81,10 +81,10 @@ class InterventionRunner(TensorComparison):
         return self._run_probed(probed, tensors, {**self._ours, **self.held})
 
     def compare_at(self, pair: TensorPair) -> tuple[DriftPoint | None, Array]:
-        """Compare one pair.
+        """Compare one tensor of the file with its pair in the model.
 
         Returns:
-            Its error and bound, and the runtime's value.
+            The error, the allowed error, and the runtime's value.
         """
         value = self.runtime_values([pair.tensor])[pair.tensor]
         reference = self.reference_values([pair.node])[pair.node]
@@ -95,7 +95,7 @@ class InterventionRunner(TensorComparison):
 
 
 def _values_once(known: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]) -> RunResult:
-    """Return values of nodes, which are the same in each run; ``known`` caches as many as fit."""
+    """Return the values of nodes. The values are equal in every run, so ``known`` caches them, up to `_KEPT` bytes."""
     wanted = list(nodes)
     values = {name: known[name] for name in wanted if name in known}
     if missing := [name for name in wanted if name not in known]:
@@ -106,11 +106,11 @@ def _values_once(known: RunResult, nodes: Iterable[str], run: Callable[[list[str
 
 
 class FirstWrongSearch:
-    """Find the first wrong tensor among ``pairs``; ``exact`` gives the dependencies.
+    """Find the first wrong tensor of a file among the tensors that have a pair in the model.
 
     Attributes:
-        pairs: tensor of the file -> pair.
-        points: tensor -> its error and bound, None if it can't be compared.
+        pairs: tensor of the file -> its pair.
+        points: tensor -> its error and allowed error; None if it can't be compared.
     """
 
     def __init__(
@@ -123,23 +123,24 @@ class FirstWrongSearch:
         self.points: dict[str, DriftPoint | None] = {}
 
     def drop(self, tensor: str) -> None:
-        """Remove a pair whose two tensors turned out to be different."""
+        """Remove a pair whose two tensors do not correspond."""
         del self.pairs[tensor]
 
     def clear_points(self) -> None:
-        """Forget all errors, because another tensor is fixed now."""
+        """Forget all errors, because they change when another tensor is fixed."""
         self.points.clear()
 
     def find(self, output: str) -> str:
         """Find the first wrong tensor on a path of wrong tensors to ``output``, which is known to be wrong.
 
-        If two branches are wrong, the one that is earlier in the file is taken.
+        If tensors in two branches are wrong, the tensor that is earlier in the file is returned.
 
         Returns:
             A tensor whose compared predecessors are right.
         """
         before = [name for name in self._tensors_before(output) if name != output]
-        # The optimizer fuses less around each tensor that is read, so only one inner tensor is read at a time.
+        # A tensor that is read can't be fused away. So that the optimizer fuses as usual, only one inner tensor is read
+        # in each run.
         if self._bench.optimize:
             start = self._bisect_tensors(before, output)
         else:
@@ -159,7 +160,7 @@ class FirstWrongSearch:
         """Find the nearest compared tensors that ``name`` is computed from.
 
         Returns:
-            Tensors with no other compared tensor between them and ``name``.
+            Tensors from which a path without other compared tensors leads to ``name``.
         """
         tensors = list[str]()
         seen = set[int]()
@@ -180,7 +181,7 @@ class FirstWrongSearch:
         """Compare a tensor.
 
         Returns:
-            True if it is within its bound.
+            True if its error is allowed.
         """
         self._compare_tensors([tensor])
         return bool(self.points[tensor])
@@ -222,7 +223,9 @@ class FirstWrongSearch:
 
 
 def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: Array) -> DriftPoint:
-    """Judge integers, which are right if they equal the float64 reference or the model's own run."""
+    """Compare integers. They are right if they equal the float64 reference or the result of the model in its own
+    type.
+    """
     tally = ErrorTally(reference.dtype)
     tally.add("", value, reference, lambda got: (got == reference) | (got == eager))
     return DriftPoint(
@@ -240,12 +243,14 @@ def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: A
 def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
     """Keep the largest set of pairs whose order is the same in the file and in the PyTorch graph.
 
-    A tool that fuses nodes may leave the module name of one on another. Outputs are always kept.
+    A tool that fuses nodes may give a node the module name of another node, which makes a wrong pair. Outputs are
+    always kept.
 
     Returns:
         Pairs in the file's order.
     """
-    # For each length of a chain: its last place in the PyTorch graph, and its last pair.
+    # ends[k] describes the best chain of k + 1 pairs: position of the chain's last pair in the PyTorch graph, and index
+    # of this pair.
     ends: list[tuple[int, int]] = []
     before: dict[int, int] = {}
     for i, pair in enumerate(pairs):
@@ -265,10 +270,10 @@ def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
 
 
 def is_output_changed(before: Array | None, after: Array | None, allowed: float) -> bool:
-    """Check that the output has changed by more than its bound.
+    """Check whether the output has changed by more than its allowed error.
 
     Returns:
-        True also if one of the values is missing.
+        True if it has changed, or if one of the values is missing.
     """
     if before is None or after is None:
         return True
@@ -280,7 +285,7 @@ def is_worse(after: DriftPoint, before: DriftPoint) -> bool:
     """Check that a change has made the output worse.
 
     Returns:
-        True if its error grew by more than half, or it became NaN or Inf.
+        True if the error grew by more than half, or the output became NaN or Inf.
     """
     return bool(after.reason and not before.reason) or (
         not after and after.error > 1.5 * before.error and not before.reason

@@ -1,4 +1,7 @@
-"""List the changes of single nodes that are tried, each with the kind of mistake that it would mend."""
+"""List the changes of single nodes that are tried, each with the mistake that it would correct.
+
+A spot is the group of nodes at a fault; its end is the tensor that these nodes compute wrongly.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,16 @@ from .wiring_trials import (
     try_split_orders,
 )
 
-# Largest number that counts as an epsilon.
+# Largest number that is treated as an epsilon.
 _LARGEST = 0.1
-# Maximum number of axes whose orders are all tried.
+# Maximum number of axes of a tensor for which all orders of axes are tried.
 _MOST_AXES = 4
-# Maximum number of dims of a tensor whose choices of axes are all tried.
+# Maximum number of dims of a tensor for which all choices of axes are tried.
 _MOST_DIMS = 5
-# Name of an added tensor; no file has it.
+# Name of a tensor that a trial adds. No file has a tensor of this name.
 _STATE = "the model's initial state"
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
-# The file's variance, the model's, and the power of n / (n - 1) that leads from one to the other.
+# (variance of the file, variance of the model, p): the model's variance is the file's times (n / (n - 1)) ** p.
 _VARIANCES = (("a biased", "an unbiased", 1), ("an unbiased", "a biased", -1))
 
 
@@ -56,7 +59,7 @@ def iter_trials(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
     """List every change of one node of a spot, and the same change of all similar nodes.
 
     Args:
-        held: results of the model's operators that the file also has, float64.
+        held: results of the model's operators that are also tensors of the file, float64.
 
     Yields:
         Trials, each with the cause that it would confirm.
@@ -70,8 +73,9 @@ def iter_trials(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
 
 
 def _try_all_similar(around: TrialSpot, tried: Sequence[Trial]) -> Iterator[Trial]:
-    """Change all similar nodes in the same way: code that runs several times, as for queries and keys, is wrong each
-    time.
+    """Change all similar nodes in the same way.
+
+    Wrong code that runs several times, for example for queries and keys, gives several wrong nodes.
     """
     alike: dict[tuple[object, ...], list[Trial]] = {}
     for trial in tried:
@@ -95,7 +99,7 @@ def _operator_key(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _try_one_node(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
-    # Try training mode before the attributes of a reference file, because training mode is one of them.
+    # Training mode is tried before the attributes of a reference's node, because these include the training mode.
     yield from try_eval_mode(around)
     for at in around.nodes:
         if not is_extra_node(at.node):
@@ -135,7 +139,7 @@ def _try_epsilons(at: TrialNode) -> Iterator[Trial]:
 
 
 def _try_added_epsilon(at: TrialNode, epsilon: float) -> Iterator[Trial]:
-    """Try another epsilon in place of a small number that a node reads."""
+    """Try another epsilon in place of a small number that the node reads."""
     for i, name in enumerate(at.node.input):
         stored = at.fixed_input(i, "f")
         if stored is None or stored.size != 1:
@@ -149,8 +153,9 @@ def _try_added_epsilon(at: TrialNode, epsilon: float) -> Iterator[Trial]:
 
 
 def _try_ddof(at: TrialNode) -> Iterator[Trial]:
-    """Try a variance over n − 1 in place of n (torch.var's unbiased), or the reverse: gamma times the root of the
-    ratio.
+    """Try a variance divided by n − 1 in place of n (torch.var's ``unbiased``), or the reverse.
+
+    In a norm node, gamma is multiplied by the root of the ratio instead.
     """
     x = at.input_value(0)
     if at.op in _ROOTS:
@@ -166,7 +171,7 @@ def _try_ddof(at: TrialNode) -> Iterator[Trial]:
 
 
 def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
-    """Try initial states of a recurrent layer for which the file has zeros, ONNX's default."""
+    """Try initial states of a recurrent layer whose initial state in the file is zero, which is ONNX's default."""
     if at.op not in GATES or at.input_value(0) is None:
         return
     places = (5, 6) if at.op == "LSTM" else (5,)
@@ -187,7 +192,9 @@ def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
 
 
 def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
-    """Yield the parameters that may be a state of a layer, [directions, batch, size], if the file has zeros."""
+    """Yield the parameters that may be the initial state of a recurrent layer, as arrays [directions, batch, size].
+    Nothing is yielded if the layer's initial state in the file is not zero.
+    """
     x = at.input_value(0)
     recurrence = at.fixed_input(2, "f")
     start = at.input_value(i)
@@ -199,7 +206,7 @@ def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
     batch = x.shape[1]
     directions = len(recurrence)
     for name, value in at.around.parameters.items():
-        # Weights are often three-dimensional too; their sizes differ from a state's.
+        # Many weights also have three dims, but their sizes are not those of a state.
         if value.ndim != 3 or value.shape[1] not in (1, batch) or value.shape[2] != recurrence.shape[2]:
             continue
         for layer in range(0, len(value), directions):
@@ -208,7 +215,7 @@ def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
 
 
 def _try_axes_and_orders(at: TrialNode) -> Iterator[Trial]:
-    """Try other axes, other orders of axes, and the other form of an approximation."""
+    """Try other axes, other orders of axes, and another approximation (for example, of GELU)."""
     read = [at.input_value(i) for i in range(len(at.node.input))]
     rank = next((value.ndim for value in read if value is not None), 0)
     for name, value in at.attributes.items():
@@ -234,7 +241,7 @@ def _try_axes_and_orders(at: TrialNode) -> Iterator[Trial]:
 
 
 def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
-    """Return every other choice of as many axes; none for tensors of no or many dims."""
+    """Return every other choice of as many axes as in ``own``; no choice if the rank is 0 or more than `_MOST_DIMS`."""
     if not 0 < rank <= _MOST_DIMS:
         return []
     here = sorted(axis % rank for axis in own)
@@ -242,10 +249,12 @@ def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
 
 
 def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
-    """Set the rows of an attention that the mask hides completely to 0, as torch does (docs/huggingface.md, Masks).
+    """Set attention rows to 0 if the mask hides them completely, as torch does.
+
+    docs/reference/huggingface.md, Masks, describes these rows.
 
     Yields:
-        One trial, with the softmax 0 in these rows for all readers.
+        One trial, in which all nodes that read the result of the softmax read 0 in these rows.
     """
     scores = at.input_value(0)
     made = at.output_value
@@ -267,7 +276,7 @@ def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
         what = "the mean of all values"
     text = (
         f"{at}: the mask hides {int(hidden.sum())} of {hidden.size} rows completely; there the model gives 0"
-        f" and the file {what}, because its export guards such rows incorrectly (docs/huggingface.md, Masks):"
+        f" and the file {what}, because its export guards such rows incorrectly (docs/reference/huggingface.md, Masks):"
         " export the model with normdeploy, or keep at least one 1 in each row"
     )
     change = NodeChange(inputs=dict.fromkeys(readers, lambda value: np.where(hidden, 0.0, value)))
@@ -278,7 +287,7 @@ def _try_weights(at: TrialNode) -> Iterator[Trial]:
     return try_parameters(at, at.around.weights)
 
 
-# The order matters: among trials that mend equally, the first is taken.
+# Trials in the order in which they are tried. Of trials that reduce the error equally, the first one is chosen.
 _NODE_TRIALS: tuple[Callable[[TrialNode], Iterator[Trial]], ...] = (
     _try_weights,
     try_exchanged_directions,

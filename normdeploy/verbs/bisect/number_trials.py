@@ -1,4 +1,7 @@
-"""Find a single number of a file that differs from the model's, by solving for the right one."""
+"""Find a single number of a file that differs from the model's number, by solving for the right value.
+
+A spot is the group of nodes at a fault; its end is the tensor that these nodes compute wrongly.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, with_attributes
 
 _PLAIN = (0.0, 1.0, -1.0)
-# Steps of Newton's method; two are enough if the number enters linearly.
+# Maximum number of steps of Newton's method. Two steps are enough if the end depends linearly on the number.
 _STEPS = 8
-# Relative step of the finite difference.
+# Relative step of the finite difference that gives the derivative.
 _MOVED = 2.0**-10
 _SCALED = ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Cos", "Gelu")
 _SUMS = ("Add", "Sub", "Sum")
-# Minimum number of elements: fewer can be met by a meaningless number.
+# Minimum number of elements of the end. With fewer elements, a meaningless number can make the end right.
 _FEWEST = 4
-# Returns the error of a spot's end with a change; None if it can't be computed.
+# Function that returns the error of a spot's end after a change; None if the end can't be computed.
 Residual = Callable[[NodeChange], "Array | None"]
 
 
@@ -29,9 +32,9 @@ class _FileNumber:
     """Number that a node reads: an attribute, a constant input, or the scale of an input.
 
     Attributes:
-        own: its value in the file.
+        own: the number in the file.
         i: index of the input.
-        edit: (input, value) -> the input with another number; None for an attribute.
+        edit: function (input, number) -> the input with this number; None for an attribute.
     """
 
     at: TrialNode
@@ -41,7 +44,7 @@ class _FileNumber:
     edit: Callable[[Array, float], Array] | None = None
 
     def with_value(self, value: float) -> Trial:
-        """Try another number in its place.
+        """Try another value for the number.
 
         Returns:
             A trial of kind "number".
@@ -57,7 +60,7 @@ def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float
     """Find the numbers that make the spot's end right.
 
     Yields:
-        The error of the end, and the cause.
+        The error of the end with the right number, and the cause.
     """
     for number in _iter_numbers(around):
         for value in _iter_candidates(number, around.numbers, residual):
@@ -72,7 +75,9 @@ def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float
 
 
 def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
-    """Yield the single numbers that nodes read, their floating attributes, and scales that are left out before them."""
+    """Yield the numbers of the spot's nodes: inputs that are constants of one element, floating attributes, and scales
+    that may be missing before an input.
+    """
     for at in around.nodes:
         for i, name in enumerate(at.node.input):
             stored = at.fixed_input(i, "f")
@@ -81,7 +86,7 @@ def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
         for name, value in at.attributes.items():
             if isinstance(value, float):
                 yield _FileNumber(at, name, value)
-        # A scale that is left out before a node is 1.
+        # A missing scale of a node's input counts as the number 1.
         if at.op in _SCALED:
             yield _FileNumber(at, "an input scale of", 1.0, 0, np.multiply)
         if at.op in _SUMS:
@@ -90,7 +95,7 @@ def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
 
 
 def _iter_candidates(number: _FileNumber, numbers: Sequence[float], residual: Residual) -> Iterator[float]:
-    """Yield the model's numbers, the simplest numbers, and the result of Newton's method."""
+    """Yield the values to try: the model's numbers, simple numbers, and the result of Newton's method."""
     yield from dict.fromkeys([*numbers, *_PLAIN])
     value = number.own
     for _ in range(_STEPS):

@@ -1,7 +1,7 @@
 """Find a file that expects preprocessed inputs: channels last, blue before red, 0 to 255, or normalized.
 
-The few usual transforms are tried on an input of rank 4. If the file with a transformed input gives the model's
-outputs, only the preprocessing in front of the file differs.
+A few common transforms are tried on an input of rank 4. If the file gives the model's outputs for a transformed input,
+the file is right but expects this preprocessing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
 from ..verify.reference_models import FloatReference, Original
 
-# Rank of an image batch.
+# Rank of a batch of images.
 _IMAGE = 4
 _CHANNELS = (1, 3, 4)
 # Mean and standard deviation of ImageNet, as in torchvision.
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DRAWS = 3
-# Scales of the inputs that confirm a transform. A constant input, or one whose effect a norm removes, is the same after
-# many transforms. A large input, such as 255 times any input, hides a wrong epsilon.
+# Scales of the random inputs that confirm a transform. Random inputs are needed because many transforms give the same
+# result for a constant input, or for an input whose effect a norm removes. Small inputs are needed because a large
+# input, such as one in the range 0 to 255, hides a wrong epsilon.
 _CONFIRMED = (1.0, 1.0, 0.01)
-# Error relative to the output's largest element; every transform here changes a model's output by more.
+# Maximum error of a candidate, relative to the output's largest element. A wrong transform changes the output more.
 _NEAR = 1e-2
-# Bound of a transform's roundings: it rounds three times, numbers of at most |x| + 1 before they are scaled.
+# Bound of the rounding errors of a transform, relative to |x| + 1: a transform rounds three times.
 _UNITS = 12 * 2.0**-24
 
 
@@ -42,7 +43,7 @@ class InputTransform:
     """Transform of an input.
 
     Attributes:
-        text: the transform of x in numpy's notation; "" if it changes nothing.
+        text: formula of the transform of x in numpy's notation; "" for the identity.
     """
 
     text: str
@@ -54,9 +55,9 @@ class FoundPreprocessing:
     """Preprocessing that the file expects for ``tensor``.
 
     Attributes:
-        text: a sentence for people.
+        text: sentence that describes the preprocessing.
         error: error of the output with the preprocessing.
-        allowed: its bound.
+        allowed: allowed error of the output.
     """
 
     tensor: str
@@ -75,7 +76,7 @@ def find_preprocessing(
         result: the failed comparison of an output.
 
     Returns:
-        The preprocessing; None if no transform explains the output.
+        The preprocessing; None if the file is wrong with every transform.
     """
     images = [name for name, x in feeds.items() if x.ndim == _IMAGE and x.dtype.kind == "f"]
     if not images:
@@ -87,14 +88,16 @@ def find_preprocessing(
     with OnnxFloat64Runner(proto) as exact:
         plain = _output_error(exact, own, result.output, reference)
     if plain is not None and plain <= _NEAR * scale:
-        # The file is right up to the runtime's rounding, which another range of its input may hide.
+        # Without a transform, the file is already right up to rounding. A transform of the input's range could only
+        # hide the rounding.
         return None
     with OrtRunner(proto, optimize=False) as runner:
         for name in images:
             allowed: float | None = None
             for transform in _iter_transforms(own[name]):
                 error = _output_error(runner, {**own, name: transform.apply(own[name])}, result.output, reference)
-                # The exact bound needs runs of the model, so transforms with large errors are dropped first.
+                # Transforms with large errors are dropped first, because the exact allowed error needs runs of the
+                # model.
                 if error is None or error > _NEAR * scale:
                     continue
                 if allowed is None:
@@ -112,7 +115,7 @@ def find_preprocessing(
 def _is_confirmed(
     model: Original, runner: OrtRunner, transform: InputTransform, feeds: Arrays, name: str, output: str
 ) -> bool:
-    """Check that a transform also explains the file at other inputs, on which the file is wrong without it."""
+    """Check that a transform also makes the file right on other inputs, on which the file is wrong without it."""
     for seed, size in enumerate(_CONFIRMED):
         x = feeds[name]
         moved = (size * (x + np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape))).astype(x.dtype)
@@ -126,7 +129,7 @@ def _is_confirmed(
 
 
 def _output_error(runner: Runner, feeds: Arrays, output: str, reference: Array) -> float | None:
-    """Return the output's largest error; None if the file does not run or gives another shape."""
+    """Return the largest error of the output; None if the file does not run or the shapes differ."""
     try:
         got = runner.infer(feeds)[output]
     except NormdeployError:
@@ -140,7 +143,7 @@ def _output_error(runner: Runner, feeds: Arrays, output: str, reference: Array) 
 
 
 def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResult, reference: Array) -> float:
-    """Return the output's bound plus the effect of rounding the transformed input."""
+    """Return the allowed error of the output, plus the effect of rounding the transformed input."""
     moved = 0.0
     runner = FloatReference(model).float64_runner
     for seed in range(_DRAWS):
@@ -158,7 +161,9 @@ def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResu
 
 
 def _iter_transforms(x: Array) -> Iterator[InputTransform]:
-    """Yield layouts, orders of channels and ranges, and their combinations, simplest first."""
+    """Yield changes of the layout, of the order of channels and of the range, and their combinations, simplest
+    first.
+    """
     if x.shape[1] in _CHANNELS:
         channel = 1
     else:
@@ -183,7 +188,7 @@ def _layout_transform(order: Sequence[int]) -> InputTransform:
 
 
 def _iter_range_transforms(channel: int, channels: int) -> Iterator[InputTransform]:
-    """Yield transforms between 0 to 1, 0 to 255, −1 to 1, and ImageNet's mean and deviation."""
+    """Yield transforms between the ranges 0 to 1, 0 to 255, −1 to 1, and ImageNet's mean and standard deviation."""
     yield InputTransform("255 * {}", lambda v: 255 * v)
     yield InputTransform("{} / 255", lambda v: v / 255)
     yield InputTransform("(2 * {} - 1)", lambda v: 2 * v - 1)

@@ -1,16 +1,20 @@
-"""Search a quantized file for the first weight, node or quantizer whose error its steps do not explain, and the cause.
+"""Search a quantized file for weights, nodes and quantizers with errors that quantization does not explain.
 
 The search covers, in this order:
 
 1. weights that are not within half a step of the nearest parameter (``quantized_weights``);
-2. the file without its quantization (``remove_quantization``), searched like any other file (``fault_search``);
-3. the quantizers of data: a pair whose halves differ, a range that clips values that a calibration on such inputs would
-   have seen (`StepBudget.trust_ranges`), a range that is far too wide.
+2. nodes, in the file without its quantization (``remove_quantization``), which is searched like any float file
+   (``fault_search``);
+3. quantizers of activations: a QuantizeLinear and DequantizeLinear with different parameters, a range that is far too
+   wide, or a range that clips too much. A range clips too much if it clips values that a calibration on such inputs
+   would have seen (`StepBudget.trust_ranges`).
 
-Each weight and quantizer is tried: the weight is set to the parameter, or the quantizer neither rounds nor clips. The
-output must then come nearer to the reference by a third or, if no trial achieves that, nearer at all. A change that
-makes the output worse does not count. Mended faults stay mended while the search goes on, until the output is within
-its budget (`verbs.verify.quantization_budget`).
+A suspect weight or quantizer is mended in a trial: the weight is set to the parameter, or the quantizer neither rounds
+nor clips. The suspect is at fault if the error of the output then falls by a third. If no trial achieves that, a
+smaller improvement of 3 % is enough. A change that makes the output worse does not count.
+
+Mended faults stay mended during the search. It ends when the output is within its error budget
+(`verbs.verify.quantization_budget`).
 """
 
 from __future__ import annotations
@@ -39,19 +43,22 @@ from .quantized_weights import ModelParameters, QuantizedWeight, channel_size_ra
 from .runtime_faults import Float32Trial, TensorError
 from .trial_changes import Cause
 
-# Largest remaining share of the error after a mend. The second one is for a fault among several.
+# Largest share of the error that may remain after a fault is mended. The second number is tried later: one of several
+# faults contributes less to the error.
 _HELPS = (2 / 3, 0.97)
-# Factor of the largest error beyond which a mend makes an output worse: two faults may hide each other.
+# The largest error may grow up to this factor when a fault is mended, because two faults may partly cancel. A larger
+# growth makes the output worse.
 _WORSE = 1.5
-# Used share of a range below which at least three bits are wasted.
+# A range is too wide if the values use less than this share of it: at least three bits are then wasted.
 _COARSE = 1 / 8
-# Ratio of channel sizes from which one scale for all channels wastes four bits of the smallest.
+# Ratio of the largest to the smallest channel from which one scale for all channels is reported: the smallest channel
+# then loses four bits.
 _APART = 16.0
-# Error of a float32 evaluation relative to the output's largest number, far below any step.
+# Allowed error of a float32 evaluation, relative to the output's largest number. It is far below any quantization step.
 _FLOAT32 = 1e-5
 # Number of random inputs that test the ranges.
 _USUAL = 4
-# Kinds that affect the budget, not the error.
+# Kinds of causes that make the error budget larger than necessary, but no error larger than the budget.
 _BY_STEPS = ("coarse", "granularity")
 _UNEXPLAINED = ("unknown", "left out", "factor", "weights")
 MOST = 5
@@ -62,9 +69,9 @@ class QuantizationSuspect:
     """Weight or quantizer that may be wrong.
 
     Attributes:
-        made: tensor whose value is held in a run with the suspect mended.
+        made: tensor that is set to ``right`` in a run with the suspect mended.
         tensor: tensor that the fault names.
-        right: right value of ``made``; None to turn rounding and clipping off.
+        right: right value of ``made``; None if the run turns rounding and clipping off instead.
         off: error of ``tensor``.
     """
 
@@ -81,10 +88,10 @@ class _OutputState:
     """Error of the output.
 
     Attributes:
-        error: largest error.
-        typical: root mean square error, which no single element decides.
-        steps: effect of the quantization steps, relative to the output's size.
-        right: the output is within its budget.
+        error: largest error of an element.
+        typical: root mean square of the errors, which does not depend on a single element.
+        steps: effect of the quantization steps, relative to the output (root mean squares).
+        right: True if the output is within its error budget.
     """
 
     error: float
@@ -94,10 +101,10 @@ class _OutputState:
 
 
 class QuantizedSearch:
-    """Search an output of a quantized file.
+    """Search for the faults of one output of a quantized file.
 
     Args:
-        usual: random inputs that test the ranges; empty if the user gives inputs.
+        usual: random inputs that test the ranges; empty if the user passes inputs.
         calibrated: outputs of quantizers whose ranges the file records.
     """
 
@@ -115,7 +122,7 @@ class QuantizedSearch:
         self._result = subject.result
         self._feeds = subject.feeds
         self._progress = progress
-        # The original ops of nodes that are expanded to other ops here.
+        # Nodes that the search expands to several nodes -> their original ops.
         self._inside = {
             n.name or n.output[0]: n.op_type for n in proto.graph.node if quantizes_inside(n) or is_quantization_node(n)
         }
@@ -149,15 +156,16 @@ class QuantizedSearch:
             if len(self._named) == count:
                 break
         if self._now.right:
-            # A weight that is off by more than its rounding may show only on other inputs.
+            # The output is right on this input. Other wrong weights are reported too, because they may matter on other
+            # inputs.
             self._mend_suspects(weights, all_of_them=True)
         return (self._named + in_graph)[:MOST]
 
     def _mend_suspects(self, suspects: Sequence[QuantizationSuspect], *, all_of_them: bool = False) -> None:
-        """Report the suspects that make the output wrong, and keep them mended.
+        """Add a fault for each suspect that makes the output wrong, and keep the suspect mended.
 
         Args:
-            all_of_them: go on after the output is within its budget.
+            all_of_them: continue after the output is within its error budget.
         """
         for helps, suspect in ((helps, suspect) for helps in _HELPS for suspect in suspects):
             if (self._now.right and not all_of_them) or len(self._named) == MOST:
@@ -178,7 +186,9 @@ class QuantizedSearch:
     # ------------------------------------------------------------------ error of the output
 
     def _measure_output(self, held: Mapping[str, Array | None]) -> _OutputState:
-        """Measure the output with suspects mended, against the budget that the file then has."""
+        """Measure the error of the output with some suspects mended, and compare it with the error budget of the mended
+        file.
+        """
         output = self._result.output
         is_unrounded = self._result.runtime == UNROUNDED
 
@@ -219,7 +229,9 @@ class QuantizedSearch:
         return _OutputState(float(np.nanmax(away, initial=0.0)), typical, steps, is_right)
 
     def _untrusted_ranges(self, held: Mapping[str, Array | None], clipped: frozenset[str]) -> frozenset[str]:
-        """Return the ranges that no calibration on such inputs can have given: they clip values of each input."""
+        """Return the ranges that can't come from a calibration on such inputs, because they clip values of every
+        input.
+        """
         if not clipped or clipped <= self._calibrated:
             return frozenset()
         left = clipped
@@ -260,8 +272,8 @@ class QuantizedSearch:
     def _find_float_faults(self) -> list[Fault]:
         """Find the faults in the file without its quantization.
 
-        If a weight matches no parameter, its rounding stays in. Then only faults count that a change explains: it makes
-        right values from right ones.
+        A weight that matches no parameter keeps its rounding, which causes errors. In this case, only faults with a
+        known cause are reported.
         """
         try:
             hunts = [
@@ -278,7 +290,7 @@ class QuantizedSearch:
         return [self._rename_to_file(fault) for fault in found]
 
     def _rename_to_file(self, fault: Fault) -> Fault:
-        """Rename the fault's nodes and tensors to the file's own."""
+        """Replace the names of the fault's nodes and tensors by the names in the original file."""
         fault = replace(
             fault,
             runtime=self._result.runtime,
@@ -315,7 +327,7 @@ class QuantizedSearch:
     def _iter_suspect_quantizers(self) -> Iterator[QuantizationSuspect]:
         self._runner.run_all_tensors(self._feeds, RoundingDraw(held=self._held))
         untrusted = self._untrusted_ranges(self._held, self._runner.clipped_tensors())
-        # The messages report values on this input only.
+        # The saturations of earlier runs are dropped, because the messages report values on this input only.
         self._runner.reset_saturations()
         values = self._runner.run_all_tensors(self._feeds, RoundingDraw(held=self._held))
         ranges = {s.tensor: s for s in self._runner.list_saturations()}
@@ -364,7 +376,9 @@ class QuantizedSearch:
         )
 
     def _suspect_pair(self, node: onnx.NodeProto, values: Arrays) -> QuantizationSuspect | None:
-        """Check a pair, and suspect it if its halves differ."""
+        """Check a QuantizeLinear with its DequantizeLinear. The pair is a suspect if the parameters of the two
+        differ.
+        """
         q = self._quantization
         quantize = q.makers.get(node.input[0])
         if quantize is None or quantize.op_type != QUANTIZE:
@@ -417,11 +431,11 @@ class QuantizedSearch:
         return node.name or node.output[0]
 
     def _op_in_file(self, node: onnx.NodeProto) -> str:
-        """Return the op of the file's node, which may quantize inside."""
+        """Return the op of the node in the original file, which may be an op with inner quantization."""
         return self._inside.get(self._node_name(node), node.op_type)
 
     def _rename_in_text(self, node: str) -> str:
-        """Rename "op name" to the file's own op and name."""
+        """Replace "op name" in a text by the op and name of the node in the original file."""
         op, _, name = node.partition(" ")
         name = original_node_name(name)
         return f"{self._inside.get(name, op)} {name}".strip()
@@ -433,9 +447,9 @@ class QuantizedSearch:
 
 
 def _pick_larger_half(usual: Sequence[Arrays]) -> list[Arrays]:
-    """Choose at most `_USUAL` of the larger half of random inputs.
+    """Choose at most `_USUAL` of the random inputs, from the half with the most elements.
 
-    On small inputs, a wrong range may hold all elements by chance.
+    On inputs with few elements, a wrong range may include all values by chance.
     """
     ordered = sorted(usual, key=lambda feeds: sum(value.size for value in feeds.values()))
     return ordered[len(ordered) // 2 :][:_USUAL]

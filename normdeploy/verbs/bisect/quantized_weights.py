@@ -20,23 +20,23 @@ from .recurrent_weights import iter_packed_weights
 from .stale_weights import cosine_similarity
 from .trial_changes import Cause
 
-# Largest median error of a match, relative to the parameter's root mean square.
+# Largest median error at which a weight matches a parameter, relative to the parameter's root mean square.
 _ALIKE = 0.5
-# The same for a match up to a factor; few pairs of parameters pass it by chance.
+# The same limit if the parameter may be multiplied by a factor. It is stricter, so that few pairs match by chance.
 _ALIKE_BY_A_FACTOR = 0.1
-# Half a step, with room for float32 scales.
+# Largest error of a rounded weight in steps: half a step, plus a margin for the rounding of float32 scales.
 _HALF = 0.501
-# Bound in steps for a product of integers: a code that is clipped at the end of its range lies further away.
+# The same for the weight of a product of integers. It is larger, because codes may be clipped at the end of the range.
 _CLIPPED = 1.0
 # Relative error below which a factor counts as 1.
 _EQUAL = 0.02
-# Maximum number of elements of a weight that is not matched up to a factor.
+# Weights with at most this many elements are not matched up to a factor, because any parameter would match.
 _ONE_OR_TWO = 2
-# Numbers of directions of an LSTM.
+# Possible numbers of directions of an LSTM.
 _ONE_OR_BOTH = (1, 2)
-# Input indices of an LSTM's weights.
+# Input indices of an LSTM's weights: those for its input and those for its state.
 _INPUT_AND_STATE = (1, 2)
-# Number of elements that are compared first.
+# Maximum number of elements of a weight that are compared, evenly spaced.
 _FEW = 4096
 
 
@@ -45,12 +45,15 @@ class QuantizedWeight:
     """Weight of a file, and the parameter that is nearest to it.
 
     Attributes:
-        made: tensor whose value is held in a run with the weight mended (`runtimes.rounding_draws.RoundingDraw`).
+        made: tensor that is set to its right value in a run with the weight mended
+            (`runtimes.rounding_draws.RoundingDraw`).
         tensor: tensor that a fault names.
-        got: the dequantized numbers.
-        step: quantization step of each number.
-        name, right: the parameter, in the layout of the weight; ``right`` is None if no parameter matches.
-        scale, offset: of a product of integers, whose scale is multiplied in behind it; else None.
+        got: the dequantized weight.
+        step: quantization step of each element.
+        name, right: name and values of the parameter, in the layout of the weight; ``right`` is None if no parameter
+            matches.
+        scale, offset: scale and zero point of the weight of a product of integers, whose scale is applied by later
+            nodes; None for other weights.
     """
 
     node: onnx.NodeProto
@@ -66,7 +69,7 @@ class QuantizedWeight:
 
     @cached_property
     def steps_off(self) -> float:
-        """Return the largest distance from the parameter, in steps; inf without a parameter."""
+        """Return the largest distance from the parameter, in steps; inf if no parameter matches."""
         if self.right is None:
             return float("inf")
         return float((np.abs(self.got - self.right) / self.step).max(initial=0.0))
@@ -78,20 +81,22 @@ class QuantizedWeight:
 
     @property
     def held_value(self) -> Array:
-        """Return the parameter as it is held in a run: as codes for a product of integers."""
+        """Return the value of ``made`` in a run with the weight mended: the parameter, or its codes for a product of
+        integers.
+        """
         assert self.right is not None
         if self.scale is None or self.offset is None:
             return self.right
         return np.asarray(self.right / self.scale + self.offset)
 
     def unrounded_values(self, mended: bool) -> Array:
-        """Return the numbers without rounding.
+        """Return the weight without its rounding.
 
         Args:
             mended: use the parameter even if the weight is wrong.
 
         Returns:
-            The parameter, or the file's own numbers if the weight is wrong and not ``mended``.
+            The parameter. If the weight is wrong and not ``mended``, the file's own values.
         """
         if self.right is not None and (mended or self.is_right):
             value = self.right
@@ -101,7 +106,7 @@ class QuantizedWeight:
 
     @property
     def worst_error(self) -> tuple[float, float]:
-        """Return the error that is largest in steps, and half of that step."""
+        """Return the error of the element with the largest error in steps, and half the step of this element."""
         assert self.right is not None
         off = np.abs(self.got - self.right)
         place = np.unravel_index(int(np.argmax(off / self.step)), off.shape)
@@ -109,7 +114,7 @@ class QuantizedWeight:
 
 
 class ModelParameters:
-    """Parameters of a model, also with its BatchNorms folded in."""
+    """Parameters of a model, both unchanged and with BatchNorms folded in."""
 
     def __init__(self, model: Original) -> None:
         stored = {n: v.astype(np.float64) for n, v in model_tensors_by_name(model).items() if v.dtype.kind == "f"}
@@ -119,13 +124,13 @@ class ModelParameters:
         self._shifts = [s for s in iter_bias_shifts(model, stored) if isinstance(s, BatchNormShifts)]
 
     def iter_weights(self, proto: onnx.ModelProto, values: Arrays) -> Iterator[QuantizedWeight]:
-        """Match the quantized weights of a file, in its order.
+        """Match each quantized weight of a file with a parameter, in the order of the file.
 
         Args:
             values: every tensor of a run of the file in float64.
 
         Yields:
-            A weight with its nearest parameter.
+            Each weight with its nearest parameter.
         """
         q = GraphQuantization(proto)
         for node in q.nodes:
@@ -193,7 +198,7 @@ class ModelParameters:
     def _find_nearest(self, got: Array) -> tuple[str, Array | None]:
         """Find the parameter that is nearest to a weight, up to one factor, in the layout of the weight.
 
-        A weight that a migration changed has none.
+        If the quantizer scaled the channels of a weight (scale migration), no parameter matches.
         """
         best: tuple[float, str, Array | None] = (float("inf"), "", None)
         for name, parameter in self._iter_candidates(got):
@@ -212,7 +217,7 @@ class ModelParameters:
 
 
 def _iter_lstm_directions(stored: Arrays) -> Iterator[tuple[str, Array]]:
-    """Yield the weights of each direction of an LSTM in the file's layout: [4·hidden, input]."""
+    """Yield the weights of each direction of an LSTM in ONNX's layout: [4·hidden, input]."""
     stacked = [(name, value) for name, value in stored.items() if value.ndim == 3 and len(value) in _ONE_OR_BOTH]
     for place in _INPUT_AND_STATE:
         stacked += iter_packed_weights("LSTM", place, stored)
@@ -222,7 +227,7 @@ def _iter_lstm_directions(stored: Arrays) -> Iterator[tuple[str, Array]]:
 
 
 def _relative_distance(got: Array, laid: Array) -> float:
-    """Return the relative distance of two tensors, up to one factor; inf if most elements differ."""
+    """Return the relative distance of two tensors, up to one factor; inf if they are not similar."""
     few = slice(None, None, max(1, got.size // _FEW))
     a = got[few]
     b = laid[few]
@@ -231,7 +236,7 @@ def _relative_distance(got: Array, laid: Array) -> float:
             return 0.0
         return float("inf")
     large = (np.abs(b) >= np.median(np.abs(b))) & (b != 0)
-    # With a factor, one number would match any other.
+    # With a free factor, a tensor of one number would match any other.
     if a.size > _ONE_OR_TWO:
         factor = float(np.median(a[large] / b[large]))
     else:
@@ -246,7 +251,7 @@ def _relative_distance(got: Array, laid: Array) -> float:
 
 
 def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | None:
-    """Find the weight's scale: the constant that the product is multiplied by."""
+    """Find the scale of the weight: the constant by which later nodes multiply the product."""
     name = node.output[0]
     while (readers := q.readers_by_tensor.get(name, [])) and readers[0].op_type in ("Cast", "Reshape", "Mul"):
         if readers[0].op_type == "Mul":
@@ -262,8 +267,9 @@ def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | No
 
 
 def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step: Array) -> Cause:
-    """Describe how a weight differs from its parameter: in all elements, in channels of either of the first two axes,
-    or in single elements.
+    """Describe how a weight differs from its parameter.
+
+    The difference may be in all elements, in some channels of one of the first two axes, or in single elements.
 
     Args:
         called: the node, for the message.
@@ -304,10 +310,10 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
 
 
 def channel_size_ratio(weight: Array) -> float:
-    """Compute the largest over the smallest size of a channel, for the axis with the larger ratio.
+    """Compute the ratio of the largest to the smallest magnitude of a channel.
 
     Returns:
-        At least 1.
+        The larger ratio of the first two axes, at least 1.
     """
     ratios = [1.0]
     for axis in range(2):
@@ -318,7 +324,9 @@ def channel_size_ratio(weight: Array) -> float:
 
 
 def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
-    """Check that a channel holds the codes of another one, under a scale that does not belong to it."""
+    """Check that a channel equals another channel times a factor, as if the file had stored the codes of the other
+    channel.
+    """
     if other.any():
         factor = float((row * other).sum() / (other * other).sum())
     else:
@@ -327,7 +335,7 @@ def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
 
 
 def _find_factor(got: Array, right: Array, step: Array) -> Cause | None:
-    """Find one factor, or one number of steps, that all elements are off by; None if there is neither."""
+    """Find one factor, or one number of steps, by which all elements are off; None if neither exists."""
     if right.any():
         factor = float((got * right).sum() / (right * right).sum())
     else:

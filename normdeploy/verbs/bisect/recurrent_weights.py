@@ -1,7 +1,8 @@
 """Convert weights of torch's recurrent layers to ONNX's layout.
 
-ONNX stacks directions and orders gates otherwise: LSTM has i, o, f, c in place of torch's i, f, c, o; GRU has z, r, h
-in place of torch's r, z, h (onnx, docs/Operators.md; torch.nn.LSTM and torch.nn.GRU). Both biases are in one tensor.
+ONNX stacks the directions in one tensor, and both biases in one tensor. It also orders the gates differently: LSTM has
+i, o, f, c, but torch has i, f, c, o; GRU has z, r, h, but torch has r, z, h (onnx, docs/Operators.md; torch.nn.LSTM and
+torch.nn.GRU).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def iter_packed_weights(op: str, place: int, parameters: Arrays) -> Iterator[tup
     Args:
         op: "LSTM", "GRU" or "RNN".
         place: index of the input: 1 for the weights of the input, 2 for those of the state, 3 for the biases.
-        parameters: the model's, by torch's names.
+        parameters: parameters of the model, by torch's names.
 
     Yields:
         Name of the layer's first parameter, and the array [directions, ...].

@@ -1,4 +1,4 @@
-"""List the operators of a reference and their inputs; the reference is a PyTorch graph or an ONNX file."""
+"""List the operators of a reference and their inputs. The reference is a PyTorch graph or an ONNX file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ReferenceProgram(ABC):
     """Operators of a reference, by name.
 
     Attributes:
-        order: operator -> its place in the program.
+        order: operator -> its position in the program.
     """
 
     order: dict[str, int]
 
     @abstractmethod
     def inputs_of(self, name: str) -> list[str]:
-        """List the operators that ``name`` reads, except those that depend on nothing.
+        """List the operators that ``name`` reads, except operators without inputs, such as constants.
 
         Returns:
             Names of operators.
@@ -35,7 +35,7 @@ class ReferenceProgram(ABC):
 
     @abstractmethod
     def tensor_operators(self, names: Iterable[str]) -> list[str]:
-        """Select the operators that give one tensor.
+        """Select the operators whose result is one tensor.
 
         Returns:
             Names of operators.
@@ -80,7 +80,7 @@ class ReferenceProgram(ABC):
         """Fold the BatchNorms among the operators' parameters into the other parameters.
 
         Returns:
-            Names of parameter and BatchNorm -> folded tensor.
+            Names of the parameter and the BatchNorm -> folded tensor.
         """
 
     @abstractmethod
@@ -93,10 +93,10 @@ class ReferenceProgram(ABC):
 
     @abstractmethod
     def output_operator(self, output: str) -> str:
-        """Find the operator that gives an output.
+        """Find the operator that computes an output.
 
         Returns:
-            Its name.
+            The operator's name.
         """
 
     def fixed_ancestors(self, names: Iterable[str]) -> list[str]:
@@ -120,7 +120,7 @@ class ReferenceProgram(ABC):
         """Find the first operator that reads each parameter.
 
         Returns:
-            Parameter -> place of the operator.
+            Parameter -> position of the operator.
         """
 
     def stored_buffers(self) -> dict[str, Array]:
@@ -183,8 +183,8 @@ class TorchProgram(ReferenceProgram):
         self._nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
         self._is_tensor = {n for n, node in self._nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
         self.order = {name: place for place, name in enumerate(self._nodes)}
-        # Operators that depend on inputs or parameters. Exporters compute others, such as masks, and store only the
-        # result.
+        # Operators that depend on inputs or parameters. Other operators, such as those of masks, are computed by the
+        # exporter, which stores only the result.
         self._rooted = set[str]()
         for n, node in self._nodes.items():
             rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
@@ -278,7 +278,9 @@ class TorchProgram(ReferenceProgram):
         return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
 
     def _with_producers(self, names: Iterable[str]) -> list[str]:
-        """Return ``names``, and the operators with several tensors that they take one of."""
+        """Return ``names``. For a name that selects one of several results of an operator, also return this
+        operator.
+        """
         names = list(names)
         return list(dict.fromkeys([*names, *(s for n in names for s in self.inputs_of(n) if s not in self._is_tensor)]))
 
@@ -292,7 +294,7 @@ class TorchProgram(ReferenceProgram):
 
 
 class FileProgram(ReferenceProgram):
-    """Nodes of an ONNX file that is the reference; each is named by a tensor that it writes."""
+    """Operators of a reference ONNX file: its nodes, each named by a tensor that the node writes."""
 
     def __init__(self, model: FileModel) -> None:
         self._model = model

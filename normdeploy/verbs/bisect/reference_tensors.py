@@ -1,4 +1,7 @@
-"""Evaluate the inner tensors of a reference ONNX file, in float64 and in its own types, and pair them with a file's."""
+"""Evaluate inner tensors of a reference ONNX file, and pair them with the tensors of the compared file.
+
+They are evaluated in float64 and in the types of the reference.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ class FileInnerTensors:
     """Inner tensors of a reference on one input.
 
     Args:
-        precision: "fp16" or "bf16" if the compared file computes in it; "" if it computes in the reference's own types.
+        precision: "fp16" or "bf16" if the compared file computes in this type; "" if it computes in the reference's
+            types.
     """
 
     def __init__(self, model: FileModel, feeds: Arrays, precision: str) -> None:
@@ -41,7 +45,7 @@ class FileInnerTensors:
         return {name: values[name] for name in names}
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        """Evaluate tensors as the reference runs, in the precision of the compared file.
+        """Evaluate tensors in the runtime of the reference, in the precision of the compared file.
 
         Returns:
             Name -> array.
@@ -59,11 +63,13 @@ class FileInnerTensors:
         for name in dict.fromkeys(names):
             if name not in known:
                 proto.graph.output.append(self._output_info(name))
-        # This copy runs in place of the user's session or the file on disk.
+        # The session and the path are dropped, so that this copy runs instead of the user's session or file.
         return replace(self._model, proto=proto, session=None, path=None)
 
     def _output_info(self, name: str) -> onnx.ValueInfoProto:
-        """Declare a tensor as an output, with its type if known: an output without one hides the type."""
+        """Declare a tensor as an output, with its type if known. A declaration without a type would hide the inferred
+        type.
+        """
         kind = self._types.get(name)
         if kind is None:
             return onnx.ValueInfoProto(name=name)
@@ -136,10 +142,11 @@ def pair_with_model(model: Original, proto: onnx.ModelProto) -> list[TensorPair]
 
 
 def _pair_files(model: FileModel, proto: onnx.ModelProto) -> list[TensorPair]:
-    """Pair tensors of the same name, and those that alone enter or leave a module of the same name.
+    """Pair tensors of two files by their names and by the boundaries of modules.
 
-    Exporters number tensors, so equal names in two files may mean different tensors: only results of the same op are
-    paired.
+    Tensors are paired if they have the same name and are results of the same op. The op is compared because exporters
+    number tensors, so equal names may mean different tensors. Tensors are also paired if each is the only one that
+    enters or leaves a module of the same name.
     """
     theirs, their_order = boundaries_of_file(model.proto)
     ours, order = boundaries_of_file(proto)

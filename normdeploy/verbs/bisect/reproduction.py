@@ -1,4 +1,4 @@
-"""Write the smallest failing model as a self-contained folder: model, inputs, right result and a comparing script."""
+"""Write the smallest failing model as a self-contained folder: the model, its inputs, the right result and a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...storage.folder_replacement import replace_folder_atomically, require_emp
 from ...storage.npz_files import write_npz
 from ...types import Array, Arrays, PathLike
 
-# Maximum bytes of weights inside the model's own file.
+# Maximum bytes of weights (1 GiB) that are written inside the ONNX file.
 _INLINE = 1 << 30
 
 SCRIPT = '''"""{title}
@@ -73,15 +73,15 @@ sys.exit(1 if broken or error > check["allowed"] else 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """Model of the nodes at fault, with its inputs and its right result.
+    """Model that contains only the nodes at fault, with its inputs and its right result.
 
     Attributes:
         inputs: name -> array, in the file's types.
         expected: float64 value of ``output``.
-        allowed: largest absolute error.
-        optimizer: run it with onnxruntime's optimizer.
+        allowed: allowed absolute error of ``output``.
+        optimizer: True to run the model with onnxruntime's optimizer.
         provider: "cpu" or "cuda".
-        title: the cause, for the script.
+        title: the cause, which the script prints.
     """
 
     model: onnx.ModelProto
@@ -94,7 +94,8 @@ class Reproduction:
     title: str
 
     def write(self, folder: PathLike) -> Path:
-        """Write it to ``folder``, which is new or empty: completely, or not at all.
+        """Write the model, its data and the script to a new or empty folder. The folder appears only when it is
+        complete.
 
         Returns:
             The folder.
@@ -110,7 +111,7 @@ class Reproduction:
     def _write_files(self, folder: Path) -> None:
         large = sum(t.ByteSize() for t in self.model.graph.initializer) > _INLINE
         onnx.save(self.model, folder / "model.onnx", save_as_external_data=large, location="model.data")
-        # Names inside a zip file are restricted, so inputs are numbered.
+        # Inputs are numbered, because not every name is allowed inside a zip file.
         keys = {name: f"input_{i}" for i, name in enumerate(self.inputs)}
         write_npz(folder / "inputs.npz", {keys[name]: value for name, value in self.inputs.items()})
         write_npz(folder / "expected.npz", {"expected": self.expected})

@@ -1,4 +1,4 @@
-"""Find the node that a runtime computes wrongly: run each alone on its right inputs, and compare with float64."""
+"""Find the node that a runtime computes wrongly: run each node alone on right inputs, and compare it with float64."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .intervention_runner import InterventionRunner
 from .trial_changes import Cause
 
 _DRAWS = 3
-# Units of roundoff by which inputs are moved to measure the effect of rounding.
+# Inputs are perturbed by this many units of roundoff to measure the effect of rounding.
 _UNITS = 4
-# Maximum number of trials to shrink a failing region.
+# Maximum number of trials that make a failing group of nodes smaller.
 _CUTS = 80
-# Steps by which a float32 region grows around a node.
+# Number of float32 regions that are tried. Each one adds the readers of the previous region.
 _GROWN = 6
 HALVES = frozenset(HALF_TYPES)
 
 
 @dataclass(frozen=True)
 class TensorError:
-    """Error of a tensor on right inputs; true if it is allowed.
+    """Error of a tensor that is computed from right inputs; true if the error is allowed.
 
     Attributes:
-        scale: largest finite absolute right value.
+        scale: largest finite magnitude in the right value.
         reason: a difference that an error can't express, such as NaN.
     """
 
@@ -58,7 +58,7 @@ class TensorError:
             whose: subject and verb for the expected shape in a message, such as "the model's is".
 
         Returns:
-            The error; with a reason if the sizes differ.
+            The error. If the sizes differ, it has a reason.
         """
         if got.size != expected.size:
             reason = f"its shape is {list(got.shape)}, but {whose} {list(expected.shape)}"
@@ -69,10 +69,10 @@ class TensorError:
 
 @dataclass(frozen=True)
 class WrongNodes:
-    """Result of the nodes at ``places`` for ``end`` on right inputs.
+    """Result of running the nodes at ``places`` on right inputs; ``end`` is the tensor that they compute.
 
     Attributes:
-        given: the inputs, in the types of the file that ran.
+        given: the right inputs, in the types of the file that ran.
         expected: float64 value of ``end``.
         got: the runtime's value; None if the nodes do not run.
     """
@@ -86,12 +86,16 @@ class WrongNodes:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the result is NaN or Inf and float64 is finite, or the reverse."""
+        """Return whether the result is NaN or Inf where float64 is finite, or the reverse."""
         return self.got is not None and self.got.size == self.expected.size and bool(self.off.reason)
 
 
 class RuntimeUnits:
-    """Nodes of ``original`` and their places in the file that runs, which may have added Casts."""
+    """Run nodes of a file alone in a runtime.
+
+    The file that runs (``ran``) may have more Casts than the ``original`` file, so positions of nodes are
+    translated.
+    """
 
     def __init__(self, original: Float64Evaluator, ran: Float64Evaluator, bench: InterventionRunner) -> None:
         self.original = original
@@ -99,10 +103,10 @@ class RuntimeUnits:
         self.bench = bench
 
     def places_in_runtime(self, places: Sequence[int]) -> list[int]:
-        """Find the nodes in the file that runs.
+        """Translate positions of nodes to the file that runs.
 
         Returns:
-            Places, with those of the added Casts.
+            Positions in the file that runs, including those of the added Casts.
         """
         if self.original is self.ran:
             return list(places)
@@ -115,7 +119,7 @@ class RuntimeUnits:
         """Find the first node of a stretch that is wrong on right inputs.
 
         Returns:
-            Its result; None if every node is right.
+            The result of this node; None if every node is right.
         """
         for place in places:
             for end in self.original.nodes[place].output:
@@ -129,7 +133,7 @@ class RuntimeUnits:
         """Run ``places`` as one model, and compare ``end`` with float64 on the same inputs.
 
         Returns:
-            The result, also if it is right or the nodes do not run.
+            The result, which may be right. If the nodes do not run, the result says so.
         """
         given = self.input_values(places, right)
         known = {name: widen_to_float64(value) for name, value in given.items()}
@@ -145,7 +149,7 @@ class RuntimeUnits:
         return WrongNodes(tuple(places), end, given, expected, off, got)
 
     def input_values(self, places: Sequence[int], right: Arrays) -> dict[str, Array]:
-        """Collect the tensors that ``places`` read and do not make.
+        """Collect the tensors that the nodes at ``places`` read but do not compute.
 
         Returns:
             Name -> array, in the types of the file that runs.
@@ -167,7 +171,9 @@ class RuntimeUnits:
             return runner.infer({v.name: given[v.name] for v in model.graph.input})[end]
 
     def round_to_file_type(self, name: str, value: Array) -> Array:
-        """Round ``value`` to the file's type: to half precision even if the file that runs keeps it in float32.
+        """Round ``value`` to the type in the original file.
+
+        A half-precision value is rounded to half precision even if the file that runs keeps it in float32.
 
         Returns:
             An array in the type of the file that runs.
@@ -177,8 +183,9 @@ class RuntimeUnits:
         return self.ran.round_to_file_type(name, value)
 
     def _allowed_error(self, places: Sequence[int], known: Arrays, end: str, expected: Array, dtype: np.dtype) -> float:
-        """Return the effect of a few units of roundoff in the inputs, plus a few ulps; no kernel of the type can do
-        better.
+        """Return the allowed error: the effect of a few units of roundoff in the inputs, plus a few ulps.
+
+        No kernel that computes in this type can be more accurate.
         """
         if not is_float_dtype(dtype):
             return 0.0
@@ -196,10 +203,10 @@ class RuntimeUnits:
         return allowed_beside_peer(moved, largest_finite(expected), dtype)
 
     def shrink_wrong_nodes(self, places: Sequence[int], end: str, right: Arrays) -> WrongNodes | None:
-        """Find the smallest part of a stretch that is wrong on right inputs; nodes are cut off at its front.
+        """Find a small group of nodes that is wrong on right inputs, by removing nodes from the start of a stretch.
 
         Returns:
-            Its result; None if the stretch is right.
+            The result of this group; None if the whole stretch is right.
         """
         judged = self.judge_nodes(places, end, right)
         if judged.off:
@@ -217,11 +224,11 @@ class RuntimeUnits:
 
 
 def make_runtime_cause(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -> Cause:
-    """Describe the mistake of a runtime.
+    """Describe how a runtime computes nodes wrongly.
 
     Args:
         dtype: type of the wrong tensor.
-        result: the result of ``verify``, which names the optimizers that break a file.
+        result: the result of ``verify``, which names the optimizers of onnxruntime that break the file.
 
     Returns:
         A cause of kind "optimizer", "overflow", "underflow", "accuracy" or "unknown".
@@ -265,13 +272,13 @@ def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -
 
 @dataclass(frozen=True)
 class Float32Trial:
-    """Result of computing the nodes of a fault in float32, between Casts.
+    """Result of a trial that computes the nodes of a fault in float32, between Casts.
 
     Attributes:
-        mends: whether that mends the fault; None if it can't be tried.
+        mends: True if float32 makes the output right, False if it does not; None if the trial is not possible.
         nodes: nodes of the float32 region.
         error: error of the output with the float32 region.
-        reason: why it can't be tried.
+        reason: reason why the trial is not possible.
     """
 
     mends: bool | None
@@ -283,12 +290,13 @@ class Float32Trial:
 def iter_float32_islands(
     original: Float64Evaluator, places: Sequence[int]
 ) -> Iterator[tuple[onnx.ModelProto, list[int]]]:
-    """Build the file with ``places`` in float32, then also with their readers, and so on.
+    """Build the file with the nodes at ``places`` in float32, then also with the nodes that read their results, and so
+    on.
 
-    A value that overflowed stays wide until it is small again.
+    A value that overflowed must stay in float32 until a later node makes it small again.
 
     Yields:
-        The model, and the places in its float32 region.
+        The model, and the positions of the nodes in its float32 region.
     """
     chosen = set(places)
     for _ in range(_GROWN):

@@ -1,4 +1,7 @@
-"""Explain a spot by one change, or the smallest wider spot that one change explains."""
+"""Find one change that explains the error of a spot, or of the smallest wider spot that has such a change.
+
+A spot is the group of nodes at a fault.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text
 
 _UNEXPLAINED = ("unknown", "left out", "factor")
-# At one of its readers, a wrong constant may look like a cause of these kinds.
+# Kinds of causes that a wrong constant may look like, if only one of its readers is examined.
 _BY_A_CONSTANT = (*_UNEXPLAINED, "number", "input", "added", "operator")
 
 
@@ -23,7 +26,7 @@ class SpotExplanation:
     """Cause of the error at ``spot``.
 
     Attributes:
-        known: right values of all tensors that its nodes read.
+        known: right values of all tensors that the nodes of the spot read.
     """
 
     spot: FaultSpot
@@ -38,13 +41,15 @@ def explain_spot(
     search: CounterpartSearch,
     spot: FaultSpot,
 ) -> SpotExplanation:
-    """Explain a spot by one change or a wrong constant, if need be of a wider spot, else by a wrong weight.
+    """Explain a spot by one change or by a wrong constant.
+
+    If neither explains the spot, wider spots are tried, and then weights that differ from the model's.
 
     Args:
-        altered: weights of the file that differ from the model's -> description of the difference.
+        altered: weight of the file that differs from the model's -> description of the difference.
 
     Returns:
-        The explanation, maybe of another spot; its cause is of kind "unknown" if nothing explains it.
+        The explanation of this or of a wider spot. Its cause has the kind "unknown" if nothing explains the error.
     """
     first = _explain_as_given(exact, program, search, spot)
     if not _is_symptom(first.cause) and first.cause.kind not in _BY_A_CONSTANT:
@@ -59,7 +64,7 @@ def explain_spot(
         if any(wider.places == other.spot.places for other in explained):
             continue
         other = _explain_as_given(exact, program, search, wider)
-        # If the result is a multiple of the right one, a number behind it explains less.
+        # The cause "factor" (the result is a multiple of the right one) says more than a wrong number in a later node.
         if (first.cause.kind, other.cause.kind) == ("factor", "number"):
             continue
         if not _is_symptom(other.cause):
@@ -84,14 +89,14 @@ def _explain_by_constant(
 
 
 def _is_symptom(cause: Cause) -> bool:
-    """Check that a cause describes only how a result differs, not the reason."""
-    # Two results are exchanged if two weights or two parts of a Split are.
+    """Check whether a cause describes only how a result differs, but not the mistake."""
+    # Exchanged results are a symptom: their weights, or the parts of a Split, may be exchanged.
     is_of_the_result = cause.kind == "order" and (cause.place is None or bool(cause.held))
     return cause.kind in _UNEXPLAINED or is_of_the_result
 
 
 def _iter_wider_spots(search: CounterpartSearch) -> Iterator[FaultSpot]:
-    """Yield wider stretches, because a change of layout or order may show only at the end of a stretch."""
+    """Yield wider spots, because a wrong layout or order may be visible only in a later tensor."""
     yield search.unmatched_spot()
     strict = search.with_equal_shapes()
     narrow = strict.find_spot()
@@ -115,7 +120,9 @@ def _explain_as_given(
 def _narrow_to_added_node(
     exact: Float64Evaluator, search: CounterpartSearch, explained: SpotExplanation
 ) -> SpotExplanation:
-    """Narrow a spot to a node that the model does not have; with its right value, all its readers are right."""
+    """If the cause is an added node, narrow the spot to this node. All nodes that read its result are right as soon as
+    the result has its right value.
+    """
     spot = explained.spot
     cause = explained.cause
     if not cause.instead or cause.place is None:
@@ -131,7 +138,7 @@ def _narrow_to_added_node(
 def _find_altered_weight(
     exact: Float64Evaluator, altered: Mapping[str, str], search: CounterpartSearch, spot: FaultSpot
 ) -> Cause | None:
-    """Find the first altered weight that the spot or the stretch before it reads."""
+    """Find the first altered weight that is read by the spot or by the stretch of nodes before it."""
     for p in dict.fromkeys([*spot.places, *search.places]):
         for name in exact.read_names(exact.nodes[p]):
             if name in altered:

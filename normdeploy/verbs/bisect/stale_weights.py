@@ -18,23 +18,23 @@ from ..verify.reference_models import Original
 from .folded_norms import FoldedTensor, fold_parameters
 from .trial_changes import Cause
 
-# Share of a file's weights that differ; with more, the file has another state of the model, not single mistakes.
+# If more than this share of a file's weights differ, the file has another state of the model, not single mistakes.
 _MOST = 1 / 2
-# Minimum number of differing weights: two are two mistakes.
+# Minimum number of differing weights for another state of the model. Fewer are treated as separate mistakes.
 _FEWEST = 3
-# Relative error of weights that exporters compute in float32.
+# Allowed relative error of weights that an exporter computes in float32.
 _NEAR = 2.0**-20
-# The same for weights rounded to bfloat16.
+# Allowed relative error of weights that are rounded to float16 or bfloat16.
 _NEAR_HALF = 2.0**-7
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightReplacement:
-    """File with the model's weights in place of its own.
+    """File whose weights were replaced by the model's weights.
 
     Attributes:
-        names: the replaced weights; empty if none were.
-        cause: the mistake in the replaced weights, None if none were.
+        names: the replaced weights; empty if no weights were replaced.
+        cause: the mistake in the replaced weights; None if no weights were replaced.
     """
 
     proto: onnx.ModelProto
@@ -45,8 +45,8 @@ class WeightReplacement:
 def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacement:
     """Replace a file's weights by the model's.
 
-    Nothing is replaced if no more than half of the file's weights differ, or if one of them matches no weight of the
-    model.
+    Nothing is replaced if at most half of the file's weights, or fewer than three, differ from the model's. Nothing is
+    replaced either if one of the differing weights matches no weight of the model.
 
     Returns:
         The changed file and its cause, or the file unchanged.
@@ -110,7 +110,7 @@ def _stale_fold_cause(names: Sequence[str], epsilons: Set[float | None], folds: 
 
 
 def holds_same_numbers(one: Array, other: Array) -> bool:
-    """Check that two weights hold the same numbers, in either order of their dims.
+    """Check that two weights have the same numbers; one of them may be transposed.
 
     Returns:
         True if they are equal up to rounding.
@@ -119,10 +119,11 @@ def holds_same_numbers(one: Array, other: Array) -> bool:
 
 
 def is_rounded_copy(one: Array, other: Array) -> bool:
-    """Check that ``other`` holds the numbers of a parameter in the same memory order.
+    """Check that ``other`` has the numbers of a parameter in the same memory order.
 
     Returns:
-        True if they are equal up to the rounding of float32, or of 16 bits if ``other`` is rounded to that.
+        True if they are equal up to the rounding of float32. If ``other`` is rounded to a 16-bit type, up to the
+        rounding of this type.
     """
     if one.size != other.size:
         return False
@@ -143,7 +144,7 @@ class _PlacedWeight:
     """Weight of the model that may replace a weight of the file.
 
     Attributes:
-        away: 1 - cosine of the two; halved if their names are equal.
+        away: 1 - cosine of the angle between the two weights; halved if their names are equal.
     """
 
     source: str
@@ -152,8 +153,9 @@ class _PlacedWeight:
 
 
 def _iter_places(strange: Arrays, stored: Arrays) -> Iterator[tuple[str, _PlacedWeight]]:
-    """Match each strange weight with the model's weight of the most similar direction, as two states of one training
-    have it.
+    """Match each unknown weight with the model's weight that has the most similar direction.
+
+    In two states of the same training, a weight has a similar direction.
     """
     for name, value in strange.items():
         laid = [
@@ -172,7 +174,7 @@ def cosine_similarity(one: Array, other: Array) -> float:
     """Compute the cosine of the angle between two tensors of the same shape.
 
     Returns:
-        0 if either is zero.
+        The cosine; 0 if either tensor is zero.
     """
     wide = other.astype(np.float64)
     size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))

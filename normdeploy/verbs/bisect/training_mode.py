@@ -1,4 +1,4 @@
-"""Try eval mode in place of training mode."""
+"""Try eval mode for nodes that a file has in training mode."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ BATCH = "the statistics of the batch instead of the model's running ones; export
 
 
 def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
-    """Try eval mode in place of training mode (ONNX: BatchNormalization 14, Dropout 12).
+    """Try eval mode for nodes in training mode (ONNX: BatchNormalization 14, Dropout 12).
 
     Yields:
-        Trials of kind "training mode", for single nodes and for all.
+        Trials of kind "training mode", for each node alone and for all nodes together.
     """
     trained = [at for at in around.nodes if _is_in_training_mode(at.node)]
     vectors = [value for value in around.parameters.values() if value.ndim == 1]
     for at in trained:
         text = f"{at} is in training mode: it uses {BATCH}"
         yield _in_eval([at], text, {})
-        # An export in training mode runs the model, which changes its running statistics. Try the model's own too.
+        # An export in training mode runs the model, which changes the running statistics in the file. The model's
+        # statistics are therefore tried too.
         for center, variance in itertools.permutations(vectors, 2):
             yield _in_eval([at], text, {(at.place, 3): center, (at.place, 4): variance})
     if len(trained) > 1:
@@ -45,7 +46,9 @@ def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
 
 
 def _in_eval(nodes: Sequence[TrialNode], text: str, statistics: Mapping[tuple[int, int], Array]) -> Trial:
-    """Try nodes in eval mode, some with other running statistics: (place, index of the input) -> vector."""
+    """Try nodes in eval mode. ``statistics`` replaces running statistics: (index of the node, index of the input) ->
+    vector.
+    """
     changed = {at.place: _node_in_eval(at.node) for at in nodes}
     inputs = {key: replace_by(value) for key, value in statistics.items()}
     return Trial(Cause("training mode", text, nodes[0].place), NodeChange(nodes=changed, inputs=inputs))
@@ -57,13 +60,15 @@ def _is_in_training_mode(node: onnx.NodeProto) -> bool:
 
 def _node_in_eval(node: onnx.NodeProto) -> onnx.NodeProto:
     changed = with_attributes(node, {"training_mode": 0})
-    # The other outputs are the new running statistics; eval mode has none.
+    # The other outputs are updated running statistics, which do not exist in eval mode.
     del changed.output[1:]
     return changed
 
 
 def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
-    """Return the model's running statistics for each input: by the file's name, else the nearest vector."""
+    """Return the model's running statistics for each input: the vector with the file's name, or else the nearest
+    vector.
+    """
     found: dict[tuple[int, int], Array] = {}
     for i in _STATISTICS:
         stored = at.fixed_input(i, "f")
@@ -80,8 +85,8 @@ def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
 def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.ModelProto, list[str]]:
     """Set the BatchNormalizations and Dropouts of a file to eval mode.
 
-    Running statistics get the model's values if their names match. A file with fewer than two BatchNormalizations in
-    training mode is not changed.
+    Running statistics whose names are those of the model's tensors get the model's values. A file with fewer than two
+    BatchNormalizations in training mode is not changed.
 
     Returns:
         The file, and the outputs of the BatchNormalizations that were in training mode.
@@ -105,7 +110,7 @@ def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.Mod
 
 
 def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
-    """Try two parameters in place of a mean and a variance of the batch that nodes compute.
+    """Try two parameters of the model in place of a mean and a variance that nodes compute from the batch.
 
     Yields:
         Trials of kind "training mode".
@@ -125,7 +130,7 @@ def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
 
 
 def _is_batch_statistic(at: TrialNode) -> bool:
-    """Check that a mean runs over the first dim and gives one number for each of several channels."""
+    """Check that a mean is taken over the first dim and gives one number for each channel."""
     read = at.input_value(0)
     made = at.output_value
     if at.op != "ReduceMean" or made is None or read is None or read.ndim < 2 or made.size != read.shape[1]:

@@ -1,4 +1,7 @@
-"""Define trials: a change of the file, the cause that it would confirm, and the nodes that it replaces."""
+"""Define trials. A trial is a change of a file, with the cause of the fault if the change makes the file right.
+
+A spot is the group of nodes at a fault; its end is the tensor that these nodes compute wrongly.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ class Cause:
             "input", "attribute", "body", "operator", "precision". In the whole result: "factor", "preprocessing". In a
             runtime: "overflow", "underflow", "accuracy", "optimizer". In a quantized file: "scale", "zero point",
             "channels", "granularity", "saturation", "coarse". If nothing explains the fault: "unknown".
-        text: the finding, for people.
-        place: the node's index, None if it may be one of several.
-        instead: the tensor that replaces the node's result.
-        held: tensors of the file with their right values, if the change gives these to all readers.
+        text: description of the mistake for the user.
+        place: index of the node at fault; None if it may be one of several nodes.
+        instead: the tensor that replaces the result of the node.
+        held: right values of tensors of the file, if the change gives these values to all nodes that read them.
     """
 
     kind: str
@@ -45,7 +48,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Trial:
-    """Change of a file to try, and the cause that it would confirm."""
+    """Change of a file to try, and the cause of the fault if the change makes the file right."""
 
     cause: Cause
     change: NodeChange
@@ -53,10 +56,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialSpot:
-    """Spot of a file, and the values known there.
+    """Spot of a file, with the values of its tensors.
 
     Attributes:
-        values: all tensors that the spot reads and makes, as the file has them.
+        values: all tensors that the spot reads and computes, with the file's values.
     """
 
     exact: Float64Evaluator
@@ -94,18 +97,18 @@ class TrialSpot:
 
     @cached_property
     def folds(self) -> dict[str, FoldedTensor]:
-        """Return these parameters with BatchNorms folded in."""
+        """Return the parameters that the spot's operators read, with BatchNorms folded in."""
         return self.program.folded_parameters(self.operators)
 
     @cached_property
     def weights(self) -> dict[str, Array]:
-        """Return these parameters, both unchanged and folded."""
+        """Return the parameters that the spot's operators read, both unchanged and folded."""
         return {**self.parameters, **{name: fold.right for name, fold in self.folds.items()}}
 
 
 @dataclass(frozen=True)
 class TrialNode:
-    """Node of a file that a trial replaces; as text: "Op 'name'"."""
+    """Node of a file that a trial replaces. Its text is "Op 'name'"."""
 
     around: TrialSpot
     place: int
@@ -126,10 +129,10 @@ class TrialNode:
         return self.node.op_type
 
     def is_standard(self, *ops: str) -> bool:
-        """Check that the node is one of ONNX's own ops ``ops``, or any of them if none is given.
+        """Check that the node is a standard op, and one of ``ops`` if any are given.
 
         Returns:
-            False for ops of other domains.
+            False for other ops and for ops of other domains.
         """
         return is_standard(self.node) and (not ops or self.op in ops)
 
@@ -137,7 +140,7 @@ class TrialNode:
         """Return the name of the node's input ``i``.
 
         Returns:
-            "" if it has none.
+            The name; "" if the node has no such input.
         """
         if i < len(self.node.input):
             return self.node.input[i]
@@ -169,19 +172,19 @@ class TrialNode:
 
     @cached_property
     def attributes(self) -> dict[str, object]:
-        """Return the node's attributes except tensors and bodies; unstated ones have the defaults of its opset."""
+        """Return the node's attributes except tensors and bodies. Missing attributes have the defaults of the opset."""
         return attributes_with_defaults(self.exact, self.node)
 
     def stated_axis(self, default: int) -> int:
         """Return the attribute ``axis``.
 
         Returns:
-            ``default`` if the node states none.
+            The axis; ``default`` if the node does not have the attribute.
         """
         return next((a.i for a in self.node.attribute if a.name == "axis"), default)
 
     def as_node(self, kind: str, text: str, node: onnx.NodeProto, *, instead: str = "") -> Trial:
-        """Try another node.
+        """Try another node in place of this node.
 
         Returns:
             A trial that replaces the node.
@@ -189,7 +192,7 @@ class TrialNode:
         return Trial(Cause(kind, text, self.place, instead), NodeChange(nodes={self.place: node}))
 
     def with_inputs(self, kind: str, text: str, inputs: Mapping[int, Array | Edit]) -> Trial:
-        """Try other values for some inputs, or a function of their values.
+        """Try other values for some inputs, or functions that compute the values from the present ones.
 
         Returns:
             A trial that changes the inputs.
@@ -206,7 +209,7 @@ class TrialNode:
         return self.as_node(kind, self.describe_other(name, own, other), with_attributes(self.node, {name: other}))
 
     def describe_other(self, what: str, own: object, other: object) -> str:
-        """Say that the node is right with another value.
+        """Describe that the result is correct with another value.
 
         Returns:
             One sentence, such as "Softmax 'a' has axis 1; with 2 the result is correct".
@@ -269,7 +272,7 @@ def attributes_with_defaults(exact: Float64Evaluator, node: onnx.NodeProto) -> d
     """Read a node's attributes, except tensors and bodies.
 
     Returns:
-        Name -> value; unstated attributes have the defaults of the file's opset.
+        Name -> value. Missing attributes have the defaults of the file's opset.
     """
     values: dict[str, object] = {}
     if is_standard(node) and onnx.defs.has(node.op_type):

@@ -16,7 +16,7 @@ from ...types import Array, Arrays
 from .recurrent_weights import GATES, iter_packed_weights
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, copy_node, replace_by
 
-# Prefix of an added tensor; no file has it.
+# Prefix of the name of a tensor that a trial adds. No file has a tensor with this prefix.
 _BIAS = "the bias of the model's BatchNorm at"
 # Maximum number of pairs of weights that are exchanged.
 _MOST_PAIRS = 2000
@@ -24,7 +24,7 @@ _MOST_PAIRS = 2000
 
 @dataclass(frozen=True)
 class _Weight:
-    """Floating constant of several elements that a node reads as input ``i``, or that its body reads."""
+    """Floating constant of several elements that a node reads as input ``i`` or inside its body."""
 
     at: TrialNode
     i: int
@@ -59,7 +59,12 @@ def try_parameters(at: TrialNode, parameters: Arrays) -> Iterator[Trial]:
 
 
 def _iter_replacements(weight: _Weight, parameters: Arrays) -> Iterator[tuple[str, Array, Array | None]]:
-    """Yield parameters in the layout of a weight, each with its name and its numbers in the other layout."""
+    """Yield each parameter twice in the shape of a weight: in its own order of dims, and with its dims reversed.
+
+    Yields:
+        Name, the numbers in one of these two layouts, and the numbers in the other layout. Weights of recurrent nodes
+        also get parameters in ONNX's layout, with None as the other layout.
+    """
     shape = weight.stored.shape
     if weight.at.op in GATES and weight.i in (1, 2, 3):
         for parameter, right in iter_packed_weights(weight.at.op, weight.i, parameters):
@@ -98,17 +103,18 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
 
 
 def try_all_parameters(around: TrialSpot) -> Iterator[Trial]:
-    """Try parameters in place of all weights that match none, if there are several, since no single one explains the
-    error.
+    """Try parameters in place of all weights that match no parameter.
 
-    A weight whose BatchNorm was folded in from wrong statistics may be nearest to the parameter without the BatchNorm.
+    This is needed if several weights are wrong, because then no single weight explains the error. If a BatchNorm was
+    folded into a weight with wrong statistics, the nearest parameter may be the unfolded one. So both are tried.
 
     Yields:
         Trials of kind "weights" or "epsilon".
     """
     nodes = around.nodes
     yield from _try_nearest_parameters(around, nodes, around.weights)
-    # Beside a wrong weight, a bias of zeros is not the model's: a mean of 0 makes it.
+    # Folding a BatchNorm with mean 0 gives a bias of zeros, which matches no parameter. Such a bias is wrong only
+    # together with a wrong weight.
     strange = [at for at in nodes if any(_iter_foreign_weights([at], around.weights))]
     for transposed in (False, True):
         rows = [at for at in strange if (at.op == "ConvTranspose") is transposed]
@@ -120,7 +126,7 @@ def _try_nearest_parameters(around: TrialSpot, nodes: Sequence[TrialNode], param
     wrong: dict[tuple[int, int], Array] = {}
     biases: dict[int, Array] = {}
     told = list[str]()
-    # The file's and the model's epsilon of each differing fold; None if a fold does not show its epsilon.
+    # (epsilon of the file, epsilon of the model) for each folded weight that differs; None if no epsilon explains it.
     epsilons = set[tuple[float, float] | None]()
     for weight in _iter_foreign_weights(nodes, parameters):
         parameter = _find_nearest(weight, parameters)
@@ -164,7 +170,7 @@ def _add_bias_input(at: TrialNode) -> onnx.NodeProto:
 
 
 def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Arrays) -> Iterator[_Weight]:
-    """Yield the weights of nodes that equal none of the parameters."""
+    """Yield the nodes' weights that equal no parameter of the model."""
     for at in nodes:
         for weight in _iter_weights(at, at.node.input):
             if not any(_is_equal_or_transposed(weight.stored, value) for value in parameters.values()):
@@ -172,7 +178,7 @@ def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Arrays) -> Ite
 
 
 def _orient_parameter(parameter: Array, stored: Array) -> Array:
-    """Return a parameter in the layout of a weight; transposed if that is nearer."""
+    """Return a parameter in the layout of a weight. It is transposed if the transpose is nearer to the weight."""
     own = parameter.reshape(stored.shape)
     if parameter.ndim > 1 and parameter.T.shape == stored.shape:
         return min(own, parameter.T, key=lambda laid: float(np.abs(stored - laid).max()))
@@ -207,16 +213,16 @@ def try_exchanged_weights(around: TrialSpot) -> Iterator[Trial]:
 
 
 def _is_equal_or_transposed(stored: Array, parameter: Array) -> bool:
-    """Check that a weight equals a parameter in either order of its dims."""
+    """Check that a weight equals a parameter or its transpose."""
     if stored.size != parameter.size:
         return False
     return any(np.array_equal(laid.reshape(stored.shape), stored) for laid in (parameter, parameter.T))
 
 
 def _find_nearest(weight: _Weight, parameters: Arrays) -> str | None:
-    """Return the parameter that holds the same numbers in reverse, else the nearest.
+    """Return the parameter with the same numbers in reverse order. Without such a parameter, return the nearest one.
 
-    An equal name halves the distance, because a weight keeps its name when a BatchNorm is folded into it.
+    The distance is halved if the names are equal, because a weight keeps its name when a BatchNorm is folded into it.
     """
     stored = weight.stored
     same_size = {n: _orient_parameter(v, stored) for n, v in parameters.items() if v.size == stored.size}
@@ -225,7 +231,7 @@ def _find_nearest(weight: _Weight, parameters: Arrays) -> str | None:
         """Rank a parameter; the smallest rank is nearest.
 
         Returns:
-            Not reversed, distance, other name.
+            (True if not reversed, distance, True if the names differ).
         """
         away = float(np.nan_to_num(np.abs(same_size[n] - stored), nan=np.inf).max())
         is_named = n == weight.name or n.startswith(f"{weight.name} with ")
@@ -235,6 +241,6 @@ def _find_nearest(weight: _Weight, parameters: Arrays) -> str | None:
 
 
 def _is_reversed(stored: Array, right: Array) -> bool:
-    """Check that a vector, of any rank, holds the numbers of another in reverse."""
+    """Check that a vector has the numbers of another vector in reverse order. Both may have dims of size 1."""
     is_vector = stored.size == max(stored.shape)
     return is_vector and np.array_equal(stored.reshape(-1)[::-1], right.reshape(-1))

@@ -15,13 +15,13 @@ from .counterpart_search import FaultSpot
 from .difference_analysis import match_slices
 from .trial_changes import Cause, Trial, TrialNode, copy_node, node_at_text
 
-# Maximum number of inputs of a Concat whose orders are all tried; with more, only pairs are exchanged.
+# Maximum number of inputs of a Concat for which all orders are tried. With more inputs, only pairs are exchanged.
 _MOST_INPUTS = 4
-# Maximum number of indices of an axis that are all tried.
+# Maximum size of an axis for which every index is tried.
 _MOST_INDICES = 64
-# Maximum number of elements in a comparison of rows with rows.
+# Maximum number of comparisons of elements when each row is compared with every row.
 _MOST_COMPARED = 10_000_000
-# Maximum number of pairs of tensors that are exchanged.
+# Maximum number of pairs of tensors whose exchange is tried.
 _MOST_SIBLINGS = 64
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Maximum number of tensors that are tried in place of an input.
@@ -32,7 +32,7 @@ _ORDERED = {
     **dict.fromkeys(("Sub", "Div", "Pow", "MatMul", "Less", "Greater"), ((0, 1),)),
     "Where": ((1, 2),),
 }
-# Operators of a row may replace each other: they have the same inputs, and no attributes that matter.
+# Groups of operators that are tried in place of each other. They have the same inputs and no attributes that matter.
 _ALIKE = (
     (
         *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "Selu", "Celu", "ThresholdedRelu", "Gelu", "Softplus"),
@@ -56,7 +56,7 @@ _ALIKE = (
 
 
 def try_other_operators(at: TrialNode) -> Iterator[Trial]:
-    """Try similar operators in place of a node's.
+    """Try similar operators in place of the node's operator.
 
     Yields:
         Trials of kind "operator".
@@ -66,7 +66,7 @@ def try_other_operators(at: TrialNode) -> Iterator[Trial]:
             continue
         changed = copy_node(at.node)
         changed.op_type = op
-        # The other operator keeps attributes that it also has, such as a window or an axis.
+        # Attributes that the other operator also has, such as a window or an axis, are kept.
         known = onnx.defs.get_schema(op).attributes
         del changed.attribute[:]
         changed.attribute.extend(a for a in at.node.attribute if a.name in known)
@@ -74,7 +74,7 @@ def try_other_operators(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_model_operators(at: TrialNode) -> Iterator[Trial]:
-    """Try nodes of the reference with other operators and as many inputs in place of a node.
+    """Try nodes of the reference with another operator and the same number of inputs in place of a node.
 
     Yields:
         Trials of kind "operator".
@@ -91,8 +91,10 @@ def try_model_operators(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
-    """Try other indices for a Gather: each index of the axis, or for several indices those at which the right values
-    are found.
+    """Try other indices for a Gather.
+
+    For a single index, every index of the axis is tried. For several indices, those at which the data has the right
+    values are tried.
 
     Yields:
         Trials of kind "order".
@@ -119,7 +121,7 @@ def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
 
 
 def _find_indices(data: Array, spot: FaultSpot, axis: int, count: int) -> list[Array]:
-    """Return the indices at which ``data`` holds the right values; an empty list if it does not."""
+    """Return the indices at which ``data`` has the right values; an empty list if a right value is missing."""
     shape = [*data.shape]
     shape[axis] = count
     if spot.expected.size != np.prod(shape):
@@ -135,7 +137,7 @@ def _format_indices(index: Array) -> str:
 
 
 def try_slice_ranges(at: TrialNode) -> Iterator[Trial]:
-    """Try other ranges for a Slice on one of its axes: moved, or longer or shorter by one.
+    """Try other ranges for a Slice on one of its axes: the range is moved, or it is longer or shorter by one.
 
     Yields:
         Trials of kind "order".
@@ -186,7 +188,7 @@ def try_split_orders(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_other_inputs(at: TrialNode, right: Arrays) -> Iterator[Trial]:
-    """Try another tensor of the same size in place of one that a node reads.
+    """Try another tensor of the same size in place of an input of a node.
 
     Args:
         right: tensors that the model's operators read in place of the node's inputs.
@@ -211,7 +213,7 @@ def try_other_inputs(at: TrialNode, right: Arrays) -> Iterator[Trial]:
 
 
 def iter_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str, str]]:
-    """Pair tensors of one shape that nodes of one op make, or that are inputs of the file.
+    """Pair tensors of the same shape that are results of nodes with the same op, or that are inputs of the file.
 
     Yields:
         Names of two tensors with different values.
@@ -226,7 +228,7 @@ def iter_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str
 
 
 def iter_same_source_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str, str]]:
-    """Pair siblings that are computed from one tensor, or that are inputs of the file.
+    """Pair siblings (`iter_siblings`) that are computed from the same tensor, or that are inputs of the file.
 
     Yields:
         Names of two tensors with different values.
@@ -240,7 +242,7 @@ def iter_same_source_siblings(exact: Float64Evaluator, values: Arrays) -> Iterat
 
 
 def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, str]], values: Arrays) -> Iterator[Trial]:
-    """Exchange two tensors for all their readers.
+    """Exchange two tensors for all nodes that read them.
 
     Args:
         pairs: names of two tensors.
@@ -258,7 +260,7 @@ def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, st
 
 
 def _view_source(exact: Float64Evaluator, name: str) -> str:
-    """Return the tensor that another one is only a view of."""
+    """Return the tensor from which ``name`` is made by ops that only change its shape, order or type."""
     while (place := exact.makers.get(name)) is not None and exact.nodes[place].op_type in _VIEWS:
         name = exact.nodes[place].input[0]
     return name

@@ -1,5 +1,6 @@
-"""Build an engine from an ONNX file in a separate process; if the library aborts, the user gets an error with the
-reason.
+"""Build an engine from an ONNX file.
+
+The library runs in a separate process. If it aborts, the user still gets an error with the reason.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ class Engine(Renderable):
     Attributes:
         path: the engine, or the ONNX file of ``ep_context``.
         runtime: "tensorrt-rtx" or "tensorrt".
-        version: version of the library that built it.
-        compute_capabilities: empty if none were requested: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT
-            for the GPU of this machine.
+        version: version of the library that built the engine.
+        compute_capabilities: the requested compute capabilities. If none were requested, TensorRT-RTX builds for all
+            GPUs from 8.0 on, and TensorRT builds for the GPU of this machine.
         profile: (min, opt, max) shapes of each dynamic input.
         layers: number of layers of the network as parsed.
         norms: form in which each norm was built; empty if the file was parsed unchanged.
-        types: number of layers of a half-precision file by floating type, as the file states them; empty if normdeploy
-            did not convert the file to half precision.
-        more_profiles: optimization profiles after the first.
+        types: floating type -> number of layers that compute in it, as a half-precision file requests; empty if
+            normdeploy did not convert the file to half precision.
+        more_profiles: all optimization profiles except the first.
         capability: the library's name for the hardware that the engine runs on ("STANDARD").
-        notes: abilities that the engine has by its build options.
-        ep_context: None if ``path`` is the engine itself.
+        notes: abilities that the build options give the engine, and further notes.
+        ep_context: the ONNX file with an EPContext node; None if ``path`` is the engine itself.
     """
 
     path: Path
@@ -81,7 +82,7 @@ class Engine(Renderable):
         return f"built, not run; {self.path}: {self.runtime} {self.version}, {size}, for {gpus}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, and that the engine was built but not run.
+        """Return the fields, and the entry "proved", which says that the engine was built but not run.
 
         Returns:
             Field -> value, and "proved": "built only".
@@ -96,45 +97,46 @@ class Engine(Renderable):
 
 @take_fields_as_arguments(BuildCall, onnx="onnx_path", runtimes=tuple(PACKAGES))
 def build(call: BuildCall) -> Engine:
-    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU to build; TensorRT needs the GPU that the engine
-    will run on.
+    """Build an engine from an ONNX file.
+
+    TensorRT-RTX needs no GPU to build. TensorRT needs the GPU that the engine will run on.
 
     Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is
-    complete. If the build fails, the libraries' log is kept beside it as ``<engine_path>.log``.
+    complete. If the build fails, the library's log is written to ``<engine_path>.log``.
 
     Args:
         onnx_path: the file, a model in memory, or a result of ``export``.
         runtime: "tensorrt-rtx" or "tensorrt".
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
         profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name ->
-            (min, opt, max). Missing ones come from the ranges that ``export`` recorded in the file.
+            (min, opt, max). Inputs and dims that are not named take the ranges that ``export`` recorded in the file.
         norm_impl: form of the norms: "native", "plugin" or "auto" (see ``normdeploy.engines.norm_implementations``).
-            "native" keeps standard nodes; it changes only group norms that this project wrote for onnxruntime and nodes
-            that this version of the library can't read. "plugin" uses our kernels, which the engine then contains
-            (TensorRT only).
-        more_profiles: more optimization profiles, each as ``profiles``; a text may hold several ranges, separated by
-            commas: "batch=16:32:64,length=1:8:64".
-        timing_cache: a file with the timings of earlier builds; it is read, extended and replaced as a whole, and
-            concurrent builds may share it.
+            "native" keeps standard nodes. It changes only the group norms that this project wrote for onnxruntime, and
+            nodes that this version of the library can't read. "plugin" uses our kernels, which become part of the
+            engine (TensorRT only).
+        more_profiles: more optimization profiles, each in the format of ``profiles``. A text may hold several ranges,
+            separated by commas: "batch=16:32:64,length=1:8:64".
+        timing_cache: a file with the timings of earlier builds. The build reads it, extends it and replaces it
+            atomically, so concurrent builds may share it.
         workspace: maximum memory that a layer may use while it runs, in bytes or as "512M".
         optimization_level: how long the builder searches for faster kernels, from 0 on.
-        hardware_compatibility: "ampere-plus" or "same-compute-capability": other GPUs that the engine will run on.
+        hardware_compatibility: other GPUs that the engine can run on: "ampere-plus" or "same-compute-capability".
         version_compatible: newer versions of the library can load the engine.
         refit: the engine's weights can be replaced.
         weight_streaming: weights may stay in host memory while the engine runs.
-        ep_context: "embed" or "file": write an ONNX file for onnxruntime's TensorRT-RTX provider, with the engine
-            inside an EPContext node or beside the file.
+        ep_context: write an ONNX file for onnxruntime's TensorRT-RTX provider. "embed" puts the engine inside an
+            EPContext node, "file" puts it next to the ONNX file.
         progress: called with (stage, done, total).
-        timeout: seconds.
+        timeout: maximum duration of the build in seconds.
 
     Returns:
         The engine's path, size, version, profiles and forms of norms.
 
     Raises:
         GraphError: the file is not valid ONNX.
-        InputError: a profile, a compute capability or an option does not fit, or the library does not take it.
-        BuildError: the library refuses the model, or failed; with its reason.
-        RuntimeUnavailable: the library, the GPU that it needs, or a package that the kernels need is missing.
+        InputError: a profile, a compute capability or an option is invalid, or the library does not support it.
+        BuildError: the library refuses the model, or the build failed. The message has the library's reason.
+        RuntimeUnavailable: the library, the GPU that it needs, or a package that our kernels need is missing.
     """
     runtime = call.runtime
     norm_implementations.check_norm_impl(call.norm_impl, runtime)
@@ -169,7 +171,8 @@ def build(call: BuildCall) -> Engine:
         source, proto, call.norm_impl, runtime, installed_version(runtime), shapes, call.progress
     )
     if changed is None and any(None in i.shape for i in graph_inputs(proto)):
-        # The file may name several dims "?", which TensorRT takes for one size. Loading removes these names.
+        # Some exporters name every dynamic dim "?". TensorRT gives dims of the same name the same size. `load_onnx`
+        # removes these names.
         changed = load_onnx(source)
     proto = changed or proto
     with (
@@ -235,7 +238,9 @@ def build(call: BuildCall) -> Engine:
 
 
 def _note_plan_name(target: Path, runtime: str) -> list[str]:
-    """Note that a .plan file of TensorRT-RTX is not the .plan file that deployment tools expect."""
+    """Write a note if an engine of TensorRT-RTX has the suffix .plan, which deployment tools expect of TensorRT's
+    engines.
+    """
     if runtime != "tensorrt-rtx" or target.suffix != ".plan":
         return []
     return [
@@ -245,14 +250,14 @@ def _note_plan_name(target: Path, runtime: str) -> list[str]:
 
 
 def _split_ranges(given: ProfileRanges) -> ProfileRanges:
-    """Split a text of several ranges of one profile at its commas."""
+    """Split a text at its commas if it holds several ranges of one profile."""
     if isinstance(given, str):
         return given.split(",")
     return given
 
 
 def _explain_refit_without_gpu(options: BuildOptions) -> str:
-    """Explain that a refittable engine needs a GPU to build: TensorRT-RTX 1.7 fails in a CUDA call without one."""
+    """Explain a failed build of a refittable engine, which needs a GPU: TensorRT-RTX 1.7 fails in a CUDA call."""
     if not (options.refit and (reason := explain_missing_gpu())):
         return ""
     return f". A refittable engine needs a GPU to build, and this machine has none ({reason}); omit --refit"
@@ -276,7 +281,7 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
 
 
 def _keep_log(log: IO[bytes], target: Path) -> str:
-    """Keep the log beside the engine, and return a sentence that says so."""
+    """Write the log next to the engine, and return a sentence with the path of the log."""
     if target.exists():
         before = f"; {target.name} is unchanged"
     else:

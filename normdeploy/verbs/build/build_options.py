@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EngineOptions:
     """Options for the build of an engine."""
 
-    # Target.
+    # Options for the target.
     runtime: str = option_field(
         "tensorrt-rtx",
         "--runtime",
@@ -30,71 +30,78 @@ class EngineOptions:
     compute_capabilities: Sequence[str] = option_field(
         (),
         "--compute-capability",
-        "GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0. Default: all.",
+        "Compute capabilities of the GPUs to build for, such as 8.6 8.9 12.0 (tensorrt-rtx only). Default: all.",
         metavar="X.Y ...",
         type=list[str] | None,
     )
     profiles: ProfileRanges = option_field(
         (),
         "--profile",
-        "Size range of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
+        "Smallest, usual and largest size of a dynamic dim (batch=1:8:64) or shape of an input (ids=1x8:4x64:64x512)."
+        " Repeatable.",
         metavar="NAME=MIN:OPT:MAX",
         type=list[str] | None,
     )
     norm_impl: str = option_field(
         "native",
         "--norm-impl",
-        "native: norms run in TensorRT's own layers; plugin: in normdeploy's kernels, embedded in the engine"
-        " (tensorrt only); auto: in the kernels only if that helps.",
+        "native: norms run in TensorRT's own layers. plugin: norms run in normdeploy's kernels, which are embedded in"
+        " the engine (tensorrt only). auto: normdeploy's kernels run only the norms for which TensorRT has no layer.",
         metavar="FORM",
         type=NormImpl,
     )
     more_profiles: Sequence[ProfileRanges] = option_field(
         (),
         "--add-profile",
-        "Additional optimization profile, written like --profile; separate several ranges by commas. Repeatable.",
+        "Additional optimization profile: ranges as for --profile, separated by commas. Repeatable.",
         metavar="RANGE[,RANGE]",
         type=list[str] | None,
     )
 
-    # The build.
+    # Options for the duration and the memory of the build.
     timing_cache: PathLike | None = option_field(
         None,
         "--timing-cache",
-        "File of kernel timings, read and updated; parallel builds can share it (tensorrt only).",
+        "File of kernel timings to read and update. Parallel builds can share the file (tensorrt only).",
         metavar="FILE",
         type=Path | None,
     )
     workspace: int | str | None = option_field(
         None,
         "--workspace",
-        "Memory limit for each layer: bytes, 512M, 2G.",
+        "Memory limit for the work space of each layer, in bytes or as 512M or 2G.",
         metavar="SIZE",
         type=str | None,
     )
     optimization_level: int | None = option_field(
-        None, "--optimization-level", "Builder effort to find faster kernels, 0 to 5.", metavar="N"
+        None,
+        "--optimization-level",
+        "How long the builder searches for faster kernels, from 0 (shortest) to 5 (longest).",
+        metavar="N",
     )
 
-    # Abilities of the engine.
+    # Options that give the engine abilities.
     hardware_compatibility: str | None = option_field(
         None,
         "--hardware-compat",
-        "Other GPUs that can run the engine: ampere-plus or same-compute-capability (tensorrt only).",
+        "Other kinds of GPUs that can run the engine: ampere-plus or same-compute-capability (tensorrt only). Default:"
+        " none.",
         metavar="LEVEL",
     )
     version_compatible: bool = option_field(
-        False, "--version-compatible", "Make the engine loadable by newer versions of the runtime (tensorrt only)."
+        False, "--version-compatible", "Allow newer versions of the runtime to load the engine (tensorrt only)."
     )
-    refit: bool = option_field(False, "--refit", "Make the engine's weights replaceable; the build needs a GPU.")
+    refit: bool = option_field(
+        False, "--refit", "Allow the weights in the engine to be replaced later. A build with --refit needs a GPU."
+    )
     weight_streaming: bool = option_field(
         False, "--weight-streaming", "Allow weights to stay in host memory while the engine runs."
     )
     ep_context: str | None = option_field(
         None,
         "--ep-context",
-        "Also write an ONNX file for onnxruntime's TensorRT-RTX provider. embed: it contains the engine;"
-        " file: the engine is a separate file in the same folder.",
+        "Write an ONNX file for onnxruntime's TensorRT-RTX provider. embed: the ONNX file contains the engine. file:"
+        " the engine is a separate file in the same folder.",
         metavar="MODE",
     )
 

@@ -1,4 +1,4 @@
-"""Check the build options for production and write them for the process that builds."""
+"""Validate the options of ``build``, and write them for the build process."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _WHAT_RTX_DOES = {
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Requested build options; None and False leave the library's default.
+    """Requested build options; an option that is None or False keeps the library's default.
 
     Attributes:
-        workspace: bytes.
+        workspace: maximum memory of a layer in bytes.
         hardware_compatibility: a key of ``HARDWARE``.
         ep_context: one of ``EP_CONTEXTS``.
     """
@@ -54,10 +54,10 @@ class BuildOptions:
     ep_context: str | None = None
 
     def to_request(self) -> dict[str, Any]:
-        """Write the options for `normdeploy.runtimes.build_options`.
+        """Convert the options to the request that `normdeploy.runtimes.build_options` reads.
 
         Returns:
-            Option -> value, without options at their defaults.
+            Option -> value, without the options that have their default value.
         """
         asked = {name: value for name, value in vars(self).items() if value not in (None, False)}
         asked.pop("ep_context", None)
@@ -68,7 +68,7 @@ class BuildOptions:
         return asked
 
     def notes(self, runtime: str) -> tuple[str, ...]:
-        """Describe the abilities that the options give an engine, and their cost.
+        """Describe each ability that the options give an engine, and the cost of the ability.
 
         Returns:
             A line for each requested option that needs a note.
@@ -101,13 +101,13 @@ def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOption
     """Validate the build options.
 
     Args:
-        taken: role -> file that the timing cache must not replace.
+        taken: role of a file (for the message) -> the file, which the timing cache must not replace.
 
     Returns:
         The options, with the workspace in bytes.
 
     Raises:
-        InputError: a value is unknown, or options exclude each other.
+        InputError: a value is unknown, or two options exclude each other.
         NormdeployError: the timing cache can't be written.
     """
     if asked.hardware_compatibility is not None and asked.hardware_compatibility not in HARDWARE:
@@ -151,7 +151,7 @@ def parse_byte_size(size: int | str) -> int:
         Bytes.
 
     Raises:
-        InputError: it can't be read, or is below 1.
+        InputError: the size can't be read, or is below 1.
     """
     match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", str(size), re.IGNORECASE)
     if match is None or not int(match[1]):
@@ -160,7 +160,7 @@ def parse_byte_size(size: int | str) -> int:
 
 
 def describe_refused_option(option: str, reason: str, runtime: str) -> str:
-    """Say why the library does not take an option, and name a fix.
+    """Describe why the library does not support an option, and name a fix.
 
     Returns:
         One line for the user.

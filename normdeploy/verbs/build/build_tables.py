@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_engine(console: Console, engine: Engine) -> None:
-    """Print the engine, its norms and profiles, and that it was not run."""
+    """Print the engine, its norms and profiles, and a line that says that the engine was not run."""
     gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
     size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
     console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
@@ -58,7 +58,7 @@ def _context_location(context: EpContext) -> str:
 
 
 def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
-    """Print the form of each norm in the engine's network; the same norm of several layers shares a line."""
+    """Print the form of each norm in the engine's network. Equal norms of several layers share a line."""
     table = make_table("module", "norm", "built as", "because")
     for group in group_findings(Finding(n.op, "kept", n.node, n.module, became=n.form, reason=n.reason) for n in norms):
         table.add_row(

@@ -1,1 +1,1 @@
-"""Guard the norms of files in CI by rules; results as text, JSON or SARIF."""
+"""Check the norms of files against rules in CI, with results as text, JSON or SARIF."""

@@ -1,17 +1,26 @@
-"""Check the norms of files against rules in CI, on the findings of the census
-(``normdeploy.verbs.inspect.norm_census``).
+"""Check the norms of files against rules in CI.
 
-The JSON's schema is ``normdeploy/check/1``; later versions may add keys. ``normdeploy.verbs.check.sarif`` writes the
-same as SARIF.
+The rules are applied to the findings of the norm census (``normdeploy.verbs.inspect.norm_census``).
+
+The result can be written as SARIF (``normdeploy.verbs.check.sarif``) or as JSON. The JSON has the schema
+``normdeploy/check/1``, to which later versions may add keys:
 
     schema      "normdeploy/check/1"
     normdeploy  the version that wrote it
     ok          true if every file could be read and each problem of ``fail_on`` is in the baseline
     fail_on     names of rules
-    files       one object for each: file (path as given), error (why it could not be checked, else ""), notes,
-                and findings: rule, level ("error" if it fails the check, else "warning" or "note"), message, kind (of
-                norm, "" if it is about none), module, place, node, tensor (its location; "" if the file does not say),
-                fingerprint, known (the baseline has it)
+    files       one object for each file:
+                file      path as given
+                error     reason why the file could not be checked, else ""
+                notes     notes on the file
+                findings  one object for each problem:
+                          rule, message
+                          level        "error" if the problem fails the check, else "warning" or "note"
+                          kind         kind of the norm; "" if the problem does not concern a norm
+                          module, place, node, tensor
+                                       location of the problem; "" for each part that the file does not name
+                          fingerprint  identifies the problem in later runs
+                          known        true if the baseline has the problem
 """
 
 from __future__ import annotations
@@ -57,9 +66,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "normdeploy/check/1"
-# Key of the fingerprint in SARIF; a change of the recipe needs a new key.
+# Key of the fingerprint in SARIF. If the computation of the fingerprint changes, the key must change too.
 FINGERPRINT = "normdeploy/v1"
-# Maximum bytes of a baseline.
+# Maximum size of a baseline file in bytes (256 MiB).
 _MOST = 2**28
 
 
@@ -68,7 +77,7 @@ class CheckedFile(ShortRepr):
     """Problems of one file.
 
     Attributes:
-        error: why the file could not be checked, "" if it was.
+        error: reason why the file could not be checked; "" if it was checked.
     """
 
     file: str
@@ -83,13 +92,14 @@ class CheckedFile(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class Check(Renderable):
-    """Result of ``check``; true if all files could be read and nothing fails.
+    """Result of ``check``; true if all files could be read and no rule of ``fail_on`` is broken by a new problem.
 
     Attributes:
-        fail_on: rules that fail the check.
-        baseline: a baseline was given.
-        rules: our rules, then those of installed packages.
-        unasked: the named runtime and why it is missing, if a rule of ``fail_on`` needs it; else "".
+        fail_on: names of the rules that fail the check.
+        baseline: True if a baseline was given.
+        rules: our rules, followed by the rules of installed packages.
+        unasked: the requested runtime and the reason why it is missing, if a rule of ``fail_on`` needs this runtime;
+            else "".
     """
 
     files: tuple[CheckedFile, ...]
@@ -122,27 +132,29 @@ class Check(Renderable):
 
 @take_fields_as_arguments(CheckCall, onnx="sources")
 def check(call: CheckCall) -> Check:
-    """Check the norms of each file against ``RULES``; nothing is changed.
+    """Check the norms of each file against ``RULES``. No file is changed.
 
     For a model that is not exported yet, problems that ``export`` would fix don't count (decomposed, unfolded,
     wrong-form).
 
     Args:
-        sources: ONNX files, or sources as for ``export``; one or several, also models in memory. For a folder, every
-            .onnx file in it is checked, at any depth; a folder without one is read as a model (a Hugging Face folder).
-        fail_on: rules that make the result false; "all" means every rule. One text may hold several, separated by
-            commas. Rules of installed packages (`normdeploy.verbs.check.third_party_rules`) are named like ours.
-        runtime, fuse: as for ``optimize``; if ``runtime`` is not "any", only that runtime's support for the norms
-            counts. A file that has our own ops or third-party ops with function bodies is checked as with fuse
-            "portable".
-        precision: "fp16" or "bf16": judge epsilons as if the file computed in it.
+        sources: one or several ONNX files, models in memory, or sources as for ``export``. For a folder, every .onnx
+            file in the folder and its subfolders is checked. A folder without .onnx files is read as a model (a Hugging
+            Face folder).
+        fail_on: names of the rules that make the result false; "all" means every rule. One text may hold several names,
+            separated by commas. Rules of installed packages (`normdeploy.verbs.check.third_party_rules`) also have
+            names.
+        runtime, fuse: as for ``optimize``. If ``runtime`` is not "any", only the support of this runtime for the norms
+            counts. A file with normdeploy's own ops or third-party ops is checked with fuse "portable".
+        precision: "fp16" or "bf16": judge the epsilons as if the file computed in this type. None judges them in the
+            types of the file.
         compute_capability: compute capability of the oldest target GPU, such as "8.6".
-        baseline: an earlier result as JSON or SARIF; problems in it do not fail again.
+        baseline: file of an earlier result, as JSON or SARIF. Problems that it contains do not fail the check.
         progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, ...: see ``normdeploy.loading.load``.
 
     Returns:
-        The problems of each file; true if nothing fails.
+        The problems of each file. The result is true if the check passes.
 
     Raises:
         InputError: a rule or compute capability is unknown, or the baseline can't be read. A file that can't be read is
@@ -168,7 +180,7 @@ def check(call: CheckCall) -> Check:
         try:
             problems, notes = _problems_of_file(source, call, capability, others)
         except ExtensionError:
-            # A broken package is not the file's fault.
+            # The package is broken, not the file, so the error is not reported for the file.
             raise
         except NormdeployError as error:
             files.append(CheckedFile(source, error=str(error)))
@@ -220,7 +232,8 @@ def _problems_of_file(
     fuse = call.fuse
     proto, weights, deployed = open_onnx_source(source, loading=call.load_keywords, progress=call.progress)
     if any(is_managed_op(node.domain, node.op_type) for node, _ in nodes_with_opsets(proto)):
-        # The file was written with "portable". Without it, the function bodies of its ops would count as norms.
+        # normdeploy's own ops and third-party ops show that the file was written with "portable". With "standard", the
+        # function bodies of these ops would count as norms.
         fuse = "portable"
     summary = take_census(proto, runtime=runtime, fuse=fuse, progress=call.progress, chains=deployed)
     nodes = {name: node for body in iter_bodies(proto) for node in body.node for name in node.output}
@@ -237,7 +250,7 @@ def _problems_of_file(
     if deployed and runtime in TENSORRT and not any(p.rule in REFUSED_BY_TENSORRT for p in problems):
         problems += find_parser_refusals(proto, runtime)
     problems += [problem for other in others for problem in other.find_problems(proto)]
-    # The rules read the weights through references, so they had to live until here.
+    # The rules read the weights through references, so the weights must not be freed earlier.
     del weights
     return [
         replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems
@@ -279,7 +292,7 @@ def _known_fingerprints(baseline: PathLike | None) -> Counter[str]:
         return Counter()
     label = repr(os.fspath(baseline))
     try:
-        # A device or a pipe may never end.
+        # Only regular files are read: a device or a pipe may have no end.
         if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):
             raise InputError(
                 f"the baseline {label} is not a file, or has more than {_MOST} bytes; pass the output of an"

@@ -23,19 +23,19 @@ def _rules_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class FailOption:
-    """Option that chooses the rules that fail a check."""
+    """Option for the rules that fail a check."""
 
     fail_on: str | Sequence[str] = option_field(
         FAIL_ON,
         "--fail-on",
-        "Rules whose findings fail the check, comma-separated: decomposed, unfolded, train-mode, eps-lost,"
-        " fp16-overflow, wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion,"
-        " fp8, weight-zero-point, unpaired, misbound, unparsed, or a package's rule; or all, or none."
+        "Rules whose findings fail the check, separated by commas; or all, or none. Rules: decomposed, unfolded,"
+        " train-mode, eps-lost, fp16-overflow, wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor,"
+        " blocked-fusion, fp8, weight-zero-point, unpaired, misbound, unparsed, and the rules of installed packages."
         " Default: decomposed, train-mode and eps-lost.",
         metavar="RULES",
         type=str | None,
         read=_rules_of,
-        # The default would be cut at 80 columns.
+        # The help would truncate the default at 80 columns.
         show_default=False,
     )
 
@@ -47,14 +47,14 @@ class JudgingOptions:
     baseline: PathLike | None = option_field(
         None,
         "--baseline",
-        "JSON or SARIF of an earlier check; findings that it lists no longer fail.",
+        "JSON or SARIF file of an earlier check. Findings that are in this file do not fail the check.",
         metavar="OLD",
         type=Path | None,
     )
     precision: str | None = option_field(
         None,
         "--precision",
-        "Check epsilons as if the file computed in half precision (aliases: float16, bfloat16).",
+        "Check epsilons as if the file computed in half precision. The names float16 and bfloat16 are accepted too.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def render_check(result: Check) -> str:
-    """Format a line for each file, followed by its findings, then the counts.
+    """Format a line for each file, followed by the findings of the file. The last line has the counts.
 
     Returns:
-        The text, each line ended by a newline.
+        The text; every line ends with a newline.
     """
     lines = [line for file in result.files for line in _file_lines(file)]
     problems = [p for file in result.files for p in file.findings]
@@ -30,7 +30,7 @@ def render_check(result: Check) -> str:
 
 
 def _file_lines(file: CheckedFile) -> list[str]:
-    """Format the lines of a file; findings with the same message share a line."""
+    """Format the lines of a file. Findings with the same message share a line."""
     alike: dict[tuple[str, str, str, bool], list[str]] = {}
     for p in file.findings:
         alike.setdefault((p.level, p.rule, p.message, p.known), []).append(

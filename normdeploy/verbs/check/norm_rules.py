@@ -24,11 +24,12 @@ from ...storage.shared_weights import tensor_array
 from ...storage.weight_serialization import tensor_nbytes
 from ...types import Array
 
-# Exporters write it for "no bound"; in float16 it becomes Inf, which means the same.
+# Largest float32. Exporters write it where they mean "no bound". In float16 it becomes Inf, which also means "no
+# bound", so it does not count as an overflow.
 _UNBOUNDED = float(np.finfo(np.float32).max)
-# Maximum bytes of weights of a file that is given to a parser.
+# Maximum bytes of weights (512 MiB) of a file that is passed to a runtime's parser.
 _MOST = 2**29
-# Maximum length of a parser's reason.
+# Maximum number of characters of a parser's reason in a message.
 _LONGEST = 400
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -40,9 +41,9 @@ class Rule:
     """Rule of ``check``.
 
     Attributes:
-        short: one sentence on the problem.
-        help: the reason why it is a problem, and its fix.
-        level: level of a problem that does not fail the check.
+        short: one sentence that describes the problem.
+        help: why the problem matters, and how to fix it.
+        level: level of the rule's problems unless the rule fails the check; then the level is "error".
     """
 
     id: str
@@ -159,14 +160,15 @@ RULES = (
         " with `--runtime tensorrt` or `tensorrt-rtx`, for files up to 512 MB.",
     ),
 )
-# The parser would only repeat the problems of these rules.
+# TensorRT's parser refuses a file with a problem of these rules. Such a file is not passed to the parser, which would
+# only report the same problem again.
 REFUSED_BY_TENSORRT = frozenset({"asymmetric", "int32", "weight-zero-point", "train-mode"})
 IDS = tuple(rule.id for rule in RULES)
 
 
 @dataclass(frozen=True, repr=False)
 class Problem(ShortRepr):
-    """Breach of one rule; ``normdeploy.verbs.check.check_function`` describes the fields."""
+    """Violation of one rule; ``normdeploy.verbs.check.check_function`` describes the fields."""
 
     rule: str
     message: str
@@ -185,7 +187,7 @@ class Problem(ShortRepr):
 
     @property
     def location(self) -> str:
-        """Return the module path, or else the node, or else the tensor."""
+        """Return the module path. Without a module path, return the node's name; without both, the tensor's name."""
         return self.module or self.node or self.tensor
 
 
@@ -196,9 +198,9 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
     """Find the problems of one norm of the census.
 
     Args:
-        deployed: the file is final; False: it will still be exported, which fixes its form.
+        deployed: True if the file is final. False if it will still be exported, which fixes the form of the norm.
         runtime: the runtime whose kernels count, or "any".
-        precision: "fp16" or "bf16": judge epsilons as if the file computed in it.
+        precision: "fp16" or "bf16": judge the epsilon as if the file computed in this type.
 
     Yields:
         Problems, without fingerprints.
@@ -206,7 +208,7 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
     at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
     ops = [word for word in f.spelling.split() if not word.startswith("(")]
     if deployed and f.status == "fused" and _between_casts(ops, f.became):
-        # Half precision keeps a norm in float32 like this (docs/precision.md).
+        # A half-precision file keeps a norm in float32 by a Cast before and after it (docs/reference/precision.md).
         pass
     elif deployed and f.status == "fused" and len(ops) > 1:
         yield replace(at, rule="decomposed", message=f"{f.kind} in {len(ops)} nodes ({f.spelling}) can be {f.became}")
@@ -227,15 +229,15 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
 
 
 def _between_casts(ops: Sequence[str], became: str) -> bool:
-    """Check that Casts are the only other nodes around the node that the norm would become."""
+    """Check that the norm is already the node that a rewrite would write, plus Casts."""
     node = became.partition("(")[0]
     return len(ops) > 1 and [op for op in ops if op != "Cast"] == [node]
 
 
 def _describe_lost_epsilon(f: Finding, precision: str | None) -> str:
-    """Say how the epsilon of a norm is lost, "" if it is not.
+    """Describe how the epsilon of a norm is lost; return "" if it is not lost.
 
-    An eval BatchNorm can't lose it: its root is a constant.
+    A BatchNorm in eval mode can't lose its epsilon, because the root of its variance plus epsilon is a constant.
     """
     epsilon = f.epsilon_as_written if f.epsilon_as_written is not None else f.epsilon
     if epsilon is None or f.statistics in ("", "constant"):
@@ -252,11 +254,11 @@ def _describe_lost_epsilon(f: Finding, precision: str | None) -> str:
 def find_missing_kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[Problem]:
     """Find the runtimes that refuse a norm.
 
-    If no runtime is named, it does not count when a runtime lacks a kernel and runs the function body instead.
+    If ``runtime`` is "any", a runtime that has no kernel but runs the function body instead is not reported.
 
     Args:
         at: a problem with the location of the norm.
-        deployed: the file is final; False: it will still be exported.
+        deployed: True if the file is final; False if it will still be exported.
 
     Yields:
         A problem for each runtime.
@@ -276,8 +278,9 @@ def find_missing_kernels(f: Finding, at: Problem, deployed: bool, runtime: str) 
 
 
 def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
-    """Find nodes in training mode, also in bodies and functions (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7
-    and 12).
+    """Find nodes in training mode, also in bodies and functions.
+
+    The nodes are BatchNormalization (ONNX versions 1, 7, 9 and 14) and Dropout (1, 7 and 12).
 
     Yields:
         A problem for each node.
@@ -356,7 +359,8 @@ def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Probl
     """Find the reason why the runtime's parser refuses a file whose weights are references.
 
     Yields:
-        A problem with the parser's own words; none if the runtime is not installed or the weights exceed 512 MB.
+        A problem with the parser's message. There is none if the runtime is not installed or the weights exceed 512
+        MiB.
     """
     if sum(map(tensor_nbytes, iter_tensors(proto))) > _MOST:
         return
@@ -365,7 +369,7 @@ def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Probl
     asked = query_tensorrt([fill_shared_weights(proto)], runtime)
     for answer in asked.answers:
         if answer.verdict == "missing":
-            # The text after these marks names places in NVIDIA's sources.
+            # The rest of the message names locations in NVIDIA's source code, which don't help the user.
             reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
             yield Problem("unparsed", f"{asked.runtime} rejects the file: {reason}")
 
@@ -374,7 +378,7 @@ def find_overflowing_constants(proto: onnx.ModelProto, told: Collection[str]) ->
     """Find constants outside of norms that float16 can't hold.
 
     Args:
-        told: names of constants that were already reported with a norm.
+        told: names of constants that were already reported as constants of a norm.
 
     Yields:
         A problem for each constant.
@@ -398,7 +402,7 @@ def _overflow_problems(name: str, values: Array) -> Iterator[Problem]:
 
 
 def _largest_finite(values: Array) -> float:
-    """Return the largest finite magnitude, except numbers that mean "no bound"."""
+    """Return the largest magnitude below `_UNBOUNDED`, which means "no bound"."""
     if not values.size:
         return 0.0
     ends = float(values.min()), float(values.max())

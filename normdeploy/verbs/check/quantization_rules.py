@@ -1,4 +1,4 @@
-"""Find problems of a file's quantization, in general and for a runtime (rules: ``norm_rules.RULES``)."""
+"""Find problems in the quantization of a file. ``norm_rules.RULES`` describes the rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...option_values import TENSORRT
 from ...storage.onnx_domains import is_standard
 from .norm_rules import Problem
 
-# Ops that runtimes fuse into the convolution before them.
+# Ops that runtimes fuse with the convolution whose result they read.
 _FUSED = frozenset({"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})
 # Compute capability of Ada Lovelace, the first architecture with FP8.
 FP8_FROM = 8.9
@@ -32,7 +32,7 @@ def find_quantization_problems(proto: onnx.ModelProto, runtime: str, capability:
     """Find the quantization problems of every graph of a file.
 
     Args:
-        runtime: the runtime whose rules apply; "any" applies only the general ones.
+        runtime: the target runtime; "any" applies only the rules that hold for every runtime.
         capability: compute capability of the oldest target GPU; None if unknown.
 
     Yields:
@@ -64,7 +64,9 @@ def _problems_of_graph(q: GraphQuantization, runtime: str, capability: float | N
 
 
 def _make_problem(q: GraphQuantization, rule: str, node: onnx.NodeProto, message: str) -> Problem:
-    """Build a problem at a quantization node, with the module path of a neighbor if the node has none."""
+    """Build a problem at a quantization node. If the node has no module path, the problem gets the module path of a
+    neighbor node.
+    """
     beside = (
         n
         for name in (*node.output, *node.input)
@@ -119,7 +121,7 @@ def _find_blocking_pairs(q: GraphQuantization, node: onnx.NodeProto) -> Iterator
 
 
 def _find_repeated_quantizers(q: GraphQuantization) -> Iterator[Problem]:
-    """Find a tensor, such as a norm's result, that is quantized anew for each of its readers."""
+    """Find a tensor, such as a norm's result, that is quantized separately but equally for each of its readers."""
     for name, readers in q.readers_by_tensor.items():
         pairs = [r for r in readers if r.op_type == QUANTIZE and is_quantization_node(r) and r.input[0] == name]
         alike = {_quantization_parameters(q, r) for r in pairs}
@@ -137,7 +139,7 @@ def _quantization_parameters(q: GraphQuantization, node: onnx.NodeProto) -> tupl
 def _problems_of_weight(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
     scheme = q.scheme_of(node)
     origin = q.source_tensor(node.input[0])
-    # In a function, the weight is the output of a Constant node.
+    # A function has no initializers: there, the weight is the output of a Constant node.
     if origin not in q.weights:
         held = q.constant_value(origin)
     else:

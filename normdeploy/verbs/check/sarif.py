@@ -1,9 +1,10 @@
-"""Write the result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show
-in a review.
+"""Write the result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format).
 
-A graph has no lines. The logical locations of a result name the module path, the node and the tensor. GitHub shows no
-result without a line, and tells old results from new ones only by the fingerprint ``primaryLocationLineHash``.
-Therefore each result names line 1 and has that fingerprint too.
+Code hosts show SARIF results in a review. A graph has no lines, so the logical locations of a result name the module
+path, the node and the tensor.
+
+GitHub shows only results that have a line. It recognizes a result of an earlier run only by the fingerprint
+``primaryLocationLineHash``. Therefore each result names line 1 and has this fingerprint in addition to ours.
 """
 
 from __future__ import annotations

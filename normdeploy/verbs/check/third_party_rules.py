@@ -1,10 +1,12 @@
-"""Load rules for ``check`` from installed packages: the entry points ``normdeploy.rules``.
+"""Load rules for ``check`` from installed packages.
+
+A package registers its rules as an entry point of the group ``normdeploy.rules``:
 
     [project.entry-points."normdeploy.rules"]
     acme = "acme.rules:RULES"
 
-The object is a `GuestRule`, a list or tuple of several, or a function without parameters that returns these. Every
-``check`` applies all of them; ``--fail-on`` takes their ids like ours.
+The object is a `GuestRule`, a list or tuple of `GuestRule` objects, or a function without parameters that returns
+either. Every ``check`` applies all registered rules, and ``--fail-on`` accepts their ids.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class GuestFinding:
-    """Breach of a rule: its message, and its location as far as the file names it.
+    """Violation of a rule, with a message and with the names that the file has for its location.
 
     Attributes:
         message: one line for people.
-        tensor, node, module, place: names in the file; place is a body or function, "" for the main graph.
-        kind: kind of norm, "" if it is about none.
+        tensor, node, module, place: names in the file. ``place`` is the body or function that has the node, "" for the
+            main graph.
+        kind: kind of the norm; "" if the problem does not concern a norm.
     """
 
     message: str
@@ -47,13 +50,14 @@ class GuestRule:
     """Rule of a package.
 
     Attributes:
-        id: lower-case letters, digits and hyphens; differs from our ids ("decomposed", ...) and those of other
-            packages.
-        short: one sentence on the problem.
-        help: its fix.
-        find: (model) -> its findings. The model is a copy for this rule. For a model that is not exported yet, it is
-            the exporter's result. Large weights are missing: their tensors refer to nothing.
-        level: "error", "warning" or "note": level of a finding that does not fail the check.
+        id: name of lower-case letters, digits and hyphens. It must differ from our ids ("decomposed", ...) and from the
+            ids of other packages.
+        short: one sentence that describes the problem.
+        help: how to fix the problem.
+        find: function that takes the model and returns its findings. The model is a copy for this rule. For a model
+            that is not exported yet, it is the exporter's result. Large weights are missing: their tensors refer to
+            external data that does not exist.
+        level: "error", "warning" or "note". It is the level of a finding if the rule does not fail the check.
     """
 
     id: str
@@ -65,14 +69,14 @@ class GuestRule:
 
 @dataclass(frozen=True)
 class ThirdPartyRule:
-    """Rule of a package after validation."""
+    """Rule of an installed package, after validation."""
 
     rule: Rule
     find: Callable[[onnx.ModelProto], Iterable[GuestFinding]]
     extension: Extension
 
     def find_problems(self, proto: onnx.ModelProto) -> Iterator[Problem]:
-        """Find the breaches of the rule in a file.
+        """Find the violations of the rule in a file.
 
         Yields:
             Problems, with the rule's id and the message on one line.

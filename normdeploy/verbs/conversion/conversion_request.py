@@ -1,4 +1,4 @@
-"""Validate the options of ``export`` and ``optimize`` before any work: target, samples, quantization."""
+"""Validate the options of ``export`` and ``optimize`` before any work: the target, the samples and the quantization."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...verb_options import ConversionOptions
 
 
 def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
-    """Read the user's samples for half precision before any work, so that a wrong file does not cost an export.
+    """Read the user's samples for half precision before any work, so that a wrong file is reported early.
 
     Returns:
-        one mapping of input name to array for each sample; None without samples, or if they are for quantization.
+        for each sample, input name -> array; None if there are no samples, or if the samples are for quantization.
 
     Raises:
         InputError: a file can't be read, or samples or ``keep_io`` were given for a float32 file.
@@ -45,10 +45,10 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
 
 
 def select_target(options: ConversionOptions) -> str:
-    """Select the runtime whose forms are written.
+    """Select the runtime that the norms are written for.
 
     Returns:
-        ``options.runtime``, or `CUDA` for onnxruntime with its CUDA provider.
+        ``options.runtime``, or `CUDA` if the runtime is onnxruntime with its CUDA provider.
 
     Raises:
         InputError: the CUDA provider was requested for a runtime other than onnxruntime.
@@ -108,7 +108,7 @@ def parse_quantization_request(options: ConversionOptions) -> QuantizationReques
 
 
 def _require_metric_texts(metric: object) -> None:
-    """Check at run time that the metric is a text, a list of texts, or a dict of them (``Thresholds``).
+    """Check at run time that the metric is a text, a list of texts, or a dict of texts or lists (``Thresholds``).
 
     Raises:
         InputError: the metric is something else.

@@ -1,4 +1,4 @@
-"""Run the stages that ``export`` and ``optimize`` share, on the state of one conversion."""
+"""Define the stages that ``export`` and ``optimize`` share, and run them on the state of one conversion."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOT_MEASURED = "the forms for onnxruntime's CUDA provider follow its documentati
 class Conversion:
     """State of a model during its conversion.
 
-    Each field without a default is set by the stage that first knows it.
+    A field without a default is set by the first stage that can compute its value.
     """
 
     options: ConversionOptions
@@ -55,19 +55,19 @@ class Conversion:
     stages: StageTimer
     target: str = field(init=False)
     wish: QuantizationRequest | None = field(init=False)
-    # The user's samples to calibrate half precision; None for generated samples.
+    # The user's samples for the calibration of half precision; None if samples are generated.
     samples: Sequence[Mapping[str, Any]] | None = field(init=False)
     proto: onnx.ModelProto = field(init=False)
     inputs: Sequence[InputSpec] = field(init=False)
     wanted: RewriteOptions = field(init=False)
-    # The model before the rewrites; None if it is too large to keep, or after the comparison.
+    # The model before the rewrites; None if it is too large to keep, and None again after the comparison.
     before: onnx.ModelProto | None = field(init=False)
     rewritten: rewrite_rollback.Made = field(init=False)
     summary: Summary = field(init=False)
-    # True if onnxruntime ran the model.
+    # True if onnxruntime ran the model during the comparison.
     ran: bool = False
     notes: list[str] = field(default_factory=list)
-    # The float model before quantization, and its samples.
+    # The float model before quantization. ``split`` has the samples for quantization and its evaluation.
     plain: onnx.ModelProto | None = None
     split: SampleSplit | None = None
     quantization: QuantizationReport | None = None
@@ -78,7 +78,7 @@ class Conversion:
         return self.wish is not None
 
     def is_joined(self) -> bool:
-        """Return whether own ops are written into the quantized file."""
+        """Return whether normdeploy's own ops will be written into the quantized file."""
         return self.wish is not None and self.options.fuse == "portable"
 
     def is_half(self) -> bool:
@@ -94,10 +94,10 @@ class Conversion:
         return self.output is not None
 
     def example_feeds(self) -> Sequence[dict[str, np.ndarray]]:
-        """List inputs on which the file must run; none by default.
+        """List input cases on which the file must run; none by default.
 
         Returns:
-            for each case, input name -> array.
+            for each input case, input name -> array.
         """
         return []
 
@@ -106,11 +106,11 @@ class Conversion:
 
         Args:
             weights: the model's large weights.
-            attentions: fuse attentions too.
+            attentions: also fuse attentions.
         """
         self.wanted = RewriteOptions(
             self.target,
-            # A quantized file gets its own ops after quantization (`join_ops`).
+            # `join_ops` writes normdeploy's own ops into a quantized file later, after quantization.
             "standard" if self.wish is not None else self.options.fuse,
             attentions=attentions,
             rows=not self.options.dynamic,
@@ -147,7 +147,7 @@ class Conversion:
         )
 
 
-# C is the state that a stage takes; D is the state that `run_stages` takes.
+# C is the type of the state that a stage takes; D is the type of the state that `run_stages` takes.
 C = TypeVar("C", bound=Conversion, contravariant=True)
 D = TypeVar("D", bound=Conversion)
 
@@ -157,7 +157,7 @@ class ConversionStage(Generic[C]):
     """One step of a conversion.
 
     Attributes:
-        name: name on the progress bar and key of the seconds; "" for an untimed step.
+        name: name of the step on the progress bar and in the report of seconds; "" if the step is not timed.
         when: condition under which the step runs.
         details: text for the progress bar after the name.
     """
@@ -169,12 +169,12 @@ class ConversionStage(Generic[C]):
 
 
 def describe_source(conversion: Conversion) -> str:
-    """Say which source is loaded, and why that takes its time."""
+    """Describe the source that is loaded and what makes loading slow, for the progress bar."""
     return describe_loading(conversion.source)
 
 
 def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
-    """Run the stages in order, and skip those whose condition is false."""
+    """Run the stages in order, and skip each stage whose condition is false."""
     for stage in stages:
         if not stage.when(conversion):
             continue
@@ -205,7 +205,10 @@ def require_options(conversion: Conversion) -> None:
 
 
 def fuse_norms(conversion: Conversion) -> None:
-    """Rewrite the model, and keep the original if its weights are within ``compare_limit``."""
+    """Rewrite the norms of the model.
+
+    If the weights are within ``compare_limit``, the original is kept for the comparison.
+    """
     is_compared = rewrite_rollback.total_weight_bytes(conversion.proto) <= conversion.options.compare_limit
     if is_compared:
         conversion.before = conversion.proto
@@ -220,11 +223,11 @@ def fuse_norms(conversion: Conversion) -> None:
 def compare_models(
     conversion: Conversion, tidy: Callable[[onnx.ModelProto], onnx.ModelProto], tidied: onnx.ModelProto
 ) -> onnx.ModelProto:
-    """Compare the whole model before and after, and undo the rewrites that change its outputs.
+    """Compare the whole model before and after the rewrites, and undo the rewrites that change its outputs.
 
     Args:
-        tidy: cleans up a model.
-        tidied: the rewritten model after ``tidy``.
+        tidy: function that cleans up a model.
+        tidied: result of ``tidy`` for the rewritten model.
 
     Returns:
         ``tidied``, or the model without the undone rewrites.
@@ -252,7 +255,7 @@ def apply_quantization(conversion: Conversion) -> None:
     """Quantize the model with the given samples.
 
     Raises:
-        InputError: the samples do not fit, or no choice of layers reaches the metrics.
+        InputError: the samples do not fit the inputs, or the metrics are not reached for any choice of layers.
         GraphError: onnxruntime, if targeted, can't load the quantized file.
     """
     assert conversion.wish is not None
@@ -279,11 +282,11 @@ def apply_quantization(conversion: Conversion) -> None:
 
 
 def join_ops(conversion: Conversion) -> None:
-    """Write the own ops of ``--fuse portable`` into a quantized file, and merge the findings of both passes.
+    """Write normdeploy's own ops (``--fuse portable``) into a quantized file, and merge the findings of both passes.
 
-    Own ops are written after quantization for two reasons. An Add and a norm that are already one op could not fold
-    gamma and beta into the layers that follow. A norm is also fused with a QuantizeLinear, which exists only after
-    quantization.
+    These ops are written after quantization for two reasons. If an Add and a norm were already one of these ops, the
+    norm's scale and shift could not be folded into the next layers. Also, such an op may include a QuantizeLinear,
+    which exists only after quantization.
 
     Raises:
         CertificateError: a certificate failed and ``strict`` is set.
@@ -309,7 +312,7 @@ def lower_precision(conversion: Conversion) -> None:
 
     Raises:
         InputError: the samples do not fit.
-        GraphError: the float32 model runs, but the half-precision file does not.
+        GraphError: onnxruntime runs the float32 model, but not the half-precision file.
     """
     options = conversion.options
     assert options.precision is not None
@@ -328,10 +331,10 @@ def lower_precision(conversion: Conversion) -> None:
 
 
 def judge_half(conversion: Conversion) -> None:
-    """Judge a quantized file again after its conversion to half precision.
+    """Compute the metrics of a quantized file again after its conversion to half precision.
 
     Raises:
-        InputError: a metric is missed in half precision.
+        InputError: the half-precision file does not reach a metric.
     """
     assert conversion.plain is not None
     assert conversion.wish is not None
@@ -367,7 +370,7 @@ def count_nodes(conversion: Conversion) -> None:
 
 
 def unmeasured_forms_note(options: ConversionOptions) -> list[str]:
-    """Note forms that were chosen without a measurement.
+    """Write a note if the forms of norms were chosen without a measurement.
 
     Returns:
         one note for the CUDA provider, otherwise no notes.
@@ -395,10 +398,10 @@ def _compare_with_original(
     strict: bool,
     tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
 ) -> tuple[rewrite_rollback.Made, list[str], bool]:
-    """Compare with the original as `rewrite_rollback.roll_back_differences` does.
+    """Compare a rewritten model with the original by `rewrite_rollback.roll_back_differences`.
 
     Args:
-        before: the original model; None if it is too large to keep, which gives a note instead of a comparison.
+        before: the original model; None if it is too large to keep. Then nothing is compared, and a note says so.
 
     Returns:
         (model, findings and steps after the comparison; notes; True if onnxruntime ran the model).

@@ -1,4 +1,4 @@
-"""Merge the findings of the two passes over the norms of a quantized file."""
+"""Merge the findings of the two passes of rewrites over a quantized file: before and after quantization."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from ...findings.records import Finding, combine_certificates
 
 
 def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Merge the findings of two passes into one for each norm.
+    """Merge the findings of two passes into one finding for each norm.
 
-    A fused finding of the second pass replaces the one of the first, with both proofs combined. Any other finding of
-    the second pass only adds its notes.
+    If the second pass fused a norm, its finding replaces the finding of the first pass, and the two proofs are
+    combined. Otherwise the finding of the first pass stays, with the notes of both passes.
 
     Returns:
-        findings in the order of the first pass, then those that only the second pass has.
+        the findings of the first pass in their order, followed by the findings of norms that only the second pass
+        found.
     """
     merged = list(first)
     taken = set[int]()
@@ -38,8 +39,11 @@ def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple
 def _find_same_norm(finding: Finding, before: Sequence[tuple[int, Finding]]) -> int | None:
     """Find the earlier finding of the same norm.
 
-    Findings match if kind and place are equal and one of these holds, in this order. The tensor has the same name; the
-    module has no other finding; the name extends the earlier one, as splitting and quantizing a norm does.
+    Findings match if their kind and place are equal and one of these conditions holds. They are tried in this order:
+
+    1. The tensors have the same name.
+    2. The module has exactly one earlier finding.
+    3. The name of the tensor is the earlier name with a suffix. Splitting or quantizing a norm adds such a suffix.
 
     Returns:
         index of the earlier finding, or None.

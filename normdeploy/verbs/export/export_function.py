@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     from ..arguments.argument_validation import Example
     from ..arguments.model_source import Source
 
-# Minimum bytes of weights for a garbage collection, which takes up to 0.5 s: a tenth of a small model's export.
+# Minimum bytes of weights (64 MiB) for which the garbage collector is run to free the model. A run takes up to 0.5 s,
+# which is a tenth of the export of a small model.
 _HEAVY = 2**26
-# First opset with a usable GroupNormalization. From 23 on the exporter writes Attention, which TensorRT can't build.
+# Default opset: the first one with a usable GroupNormalization. From opset 23 on, the exporter writes Attention nodes,
+# which TensorRT can't build.
 OPSET = 21
 
 
@@ -70,7 +72,7 @@ class ExportCall(ExportOptions, LoadingOptions):
         """Load the model.
 
         Returns:
-            The model; its parameters may share memory with the live module's.
+            The model. Its parameters may share memory with the parameters of the live module.
         """
         return load_source(self.source, self.args, self.kwargs, self.load_keywords, shared=True)
 
@@ -84,33 +86,35 @@ def export(call: ExportCall) -> ExportResult:
         args: example arguments of a live module: a tuple, one tensor, or a mapping from forward's parameters.
         kwargs: example keyword arguments.
         output: path of the ONNX file; None returns the model in memory only.
-        opset: 18 to 25; None is 21. A norm whose node needs a newer opset raises it, and a note says so.
-        runtime: runtime that equal standard forms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
+        opset: 18 to 25; None means 21. If the node of a norm needs a newer opset, the file gets this opset, and a note
+            says so.
+        runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "tensorrt" or "tensorrt-rtx".
-        provider: onnxruntime's provider that forms are chosen for, "cpu" or "cuda" (for cuda by its documentation, not
-            by measurements).
+        provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
+            onnxruntime's documentation, not measurements.
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
             standard op.
         strict: raise an error if a rewrite fails its proof; otherwise the rewrite is undone, and its norm is listed as
             skipped.
         strict_proof: raise an error if a proof is not exact, or if a rewrite turns a number into NaN at an infinite
             input.
-        precision: "fp16" or "bf16": compute in this type, except for values that it can't hold
+        precision: "fp16" or "bf16": compute in this type, except for nodes whose values the type can't hold
             (``normdeploy.precision.half_conversion``).
-        calibrate: inputs that half precision is calibrated on: .npz files, or mappings name -> array; empty generates
-            some. With ``quantize``, samples along the first axis of each array; every second batch calibrates, and the
-            others are used for evaluation.
+        calibrate: samples for calibration, as .npz files or mappings name -> array. Without ``quantize``, half
+            precision is calibrated on them; if there are none, inputs are generated. With ``quantize``, the first axis
+            of each array counts the samples. Every second batch is used for calibration, and the other batches for
+            evaluation.
         keep_io: inputs and outputs of a half-precision file stay float32.
-        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in this type, or hold their weights
+        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in this type, or store their weights
             in it (``normdeploy.quantization.quantizer``).
-        calibration: method that finds ranges from the samples: "minmax", "entropy" or "percentile".
-        metric: bound that the quantized file must reach on the evaluation samples, such as "cosine>=0.995", or output
-            -> such texts; layers are kept float until it is reached.
-        dynamic: compute the ranges of activations at run time, for int8 in onnxruntime; no samples needed.
+        calibration: method that finds the ranges of activations from the samples: "minmax", "entropy" or "percentile".
+        metric: bound that the quantized file must reach on the evaluation samples, such as "cosine>=0.995". A mapping
+            from output to bounds sets them for each output. Layers stay float until the bound is reached.
+        dynamic: compute the ranges of activations at run time (int8 in onnxruntime only). No samples are needed.
         rotate: with ``quantize``, first rotate the residual stream and the values of attentions by Hadamard matrices,
             if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).
-        keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
-            "layers.0.*".
+        keep_float: with ``quantize``, layers that stay float. They are named by their module or their output tensor,
+            such as "head" or "layers.0.*".
         compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites
             (`rewriting.rewrite_rollback`).
         check: at the end, compare the file with PyTorch at two small sizes, and raise an error if an output differs by
@@ -118,8 +122,8 @@ def export(call: ExportCall) -> ExportResult:
         custom_translation_table: torch operator -> onnxscript function, as for ``torch.onnx.export``
             (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 if unknown.
-        model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: how the model is
-            loaded; see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
+        model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: options for
+            loading the model; see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
 
     Returns:
         The model or its path, a finding for each normalization, notes and timings.
@@ -137,11 +141,11 @@ class ExportConversion(Conversion):
     """State of the export of a PyTorch model.
 
     Attributes:
-        model: the loaded model; None again after its program is written.
+        model: the loaded model. `release_model` sets it to None again.
         expected: PyTorch's outputs at two small sizes.
-        of_loading: notes of loading.
-        draws: kinds of random numbers that the model draws.
-        brings_code: the record names code that loading the model may run.
+        of_loading: notes from loading the model.
+        draws: names of the random ops of the model.
+        brings_code: True if loading the model as recorded in the file may run code.
     """
 
     options: ExportCall
@@ -157,7 +161,7 @@ class ExportConversion(Conversion):
         """Generate random inputs at the usual and at the smallest sizes.
 
         Returns:
-            Two mappings, input name -> array.
+            For each of the two sizes, input name -> array.
         """
         signature = replace(self.signature, inputs=tuple(self.inputs))
         smallest = {name: dim.min for name, dim in signature.named_dims.items()}
@@ -189,7 +193,7 @@ def trace_model(export: ExportConversion) -> None:
 
 
 def run_reference(export: ExportConversion) -> None:
-    """Run the model in PyTorch; the file is compared with its outputs later."""
+    """Run the model in PyTorch, and keep its outputs for a later comparison with the file."""
     assert export.model is not None
     if export.options.check:
         export.expected = export_check.run_expected(export.model)
@@ -198,13 +202,13 @@ def run_reference(export: ExportConversion) -> None:
 
 
 def release_model(export: ExportConversion) -> None:
-    """Free the memory of the model, which is not needed any more."""
+    """Read the notes and random ops of the model, and free its memory."""
     model = export.model
     assert model is not None
     export.draws = random_ops_of_program(model.program)
     export.of_loading = [*model.notes, *buffer_write_notes(model.written), *input_write_notes(model.program)]
     export.model = None
-    # torch's graphs contain reference cycles, which only the garbage collector frees.
+    # torch's graphs contain reference cycles, so only the garbage collector frees them.
     del model
     if rewrite_rollback.total_weight_bytes(export.proto) >= _HEAVY and isinstance(
         export.options.source, str | os.PathLike
@@ -244,7 +248,7 @@ def compare_with_reference(export: ExportConversion) -> None:
 
 
 def add_record(export: ExportConversion) -> None:
-    """Record in the file how it was made.
+    """Write the export record into the file: the inputs of the model and the options of the export.
 
     Raises:
         GraphError: the record can't be read back.
@@ -253,12 +257,12 @@ def add_record(export: ExportConversion) -> None:
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
     write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
-    # Read the record back, so that a broken one is refused before anything is written.
+    # The record is read back, so that a broken record is refused before the file is written.
     export.brings_code = runs_code(read_record(export.proto))
 
 
 def sign_file(export: ExportConversion) -> None:
-    """Sign a file whose record names code."""
+    """Sign the file if loading the model as recorded may run code."""
     if export.brings_code:
         record_signing.sign_record(raw_record(export.proto), export.output)
 
@@ -310,12 +314,12 @@ def _simplify_model(
 
 
 def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
-    """Say why PyTorch does not run the model on these inputs, "" if it does."""
+    """Return the reason why PyTorch does not run the model on these inputs, or "" if it runs."""
     model = load_source(call.source, call.args, call.kwargs, call.load_keywords)
     try:
         with EagerRunner(model) as runner:
             runner.infer(feeds)
-    # torch and the model raise errors of many types.
+    # torch and the model raise exceptions of many types without a common base class.
     except Exception as error:
         return str(error) or type(error).__name__
     return ""

@@ -22,20 +22,20 @@ class ExportOptions(ConversionOptions, OpsetOptions):
     check: bool = option_field(
         True,
         "--no-check",
-        "Skip the final comparison with PyTorch at two small sizes; rewrites are still proved.",
+        "Skip the final comparison with PyTorch at two small sizes. Rewrites are still proved.",
         negated=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EveryPartOptions(LoadingOptions):
-    """Options of `LoadingOptions`, with a ``part`` that can be "all"."""
+    """Options for loading a model, as in `LoadingOptions`, but ``part`` can also be "all"."""
 
     part: str | None = option_field(
         None,
         "--part",
-        "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all (a folder of"
-        " parts). Default: the whole model.",
+        "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all. With all, the output is a"
+        " folder with one file for each part. Default: the whole model.",
     )
 
 

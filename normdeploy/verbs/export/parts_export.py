@@ -2,12 +2,14 @@
 
 <folder>/
   encoder_model.onnx             the encoder, on the whole input
-  decoder_model.onnx             the first tokens; returns the keys and values of both attentions
-  decoder_with_past_model.onnx   later tokens; takes keys and values, returns those of its own attention
+  decoder_model.onnx             the decoder for the first tokens; returns the keys and values of its self-attention
+                                 and of its cross-attention
+  decoder_with_past_model.onnx   the decoder for later tokens; takes all keys and values, and returns the keys and
+                                 values of its self-attention
   config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, if present)
 
-The names are those of the optimum library's ONNX export; its classes look for them. `verify` also takes a folder that
-optimum wrote.
+The ONNX export of the optimum library writes the same names, and optimum's classes look for them. `verify` also accepts
+a folder that optimum wrote.
 """
 
 from __future__ import annotations
@@ -63,16 +65,17 @@ class ExportedParts(Renderable, dict[str, ExportResult]):
 
 @take_fields_as_arguments(ExportPartsCall)
 def export_parts(call: ExportPartsCall) -> ExportedParts:
-    """Export the encoder, the decoder and the decoder with its past of a Hugging Face model to ONNX files that fit each
-    other.
+    """Export the parts of a Hugging Face encoder-decoder to ONNX files that can run together.
 
-    The weights are read once. The folder appears when all files are written.
+    The parts are the encoder, the decoder, and the decoder with its past. The weights are read once. The output folder
+    appears only when all files are written.
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
         output: a new or empty folder; ``normdeploy.verbs.export.parts_export`` lists its files.
         opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit, check: as for
-            ``export``, for each part. Parts are neither calibrated nor quantized together.
+            ``export``; they apply to each part. Calibration samples and quantization are refused here: export one part
+            to use them.
         progress: called with (part and stage, done, total).
         trust, imports, dims, task: as for ``export``. Each part uses the dims that it has.
 
@@ -81,7 +84,7 @@ def export_parts(call: ExportPartsCall) -> ExportedParts:
 
     Raises:
         InputError: the model is not an encoder-decoder, or an option applies to single files only.
-        NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
+        NormdeployError: as for ``export``; or ``output`` is not empty or can't be written.
     """
     _require_one_for_all(call)
     target = _require_new_folder(call.output)
@@ -106,10 +109,10 @@ def export_parts(call: ExportPartsCall) -> ExportedParts:
 
 
 def _require_one_for_all(options: ConversionOptions) -> None:
-    """Check that no option applies to a single part.
+    """Refuse options that apply to a single part only.
 
     Raises:
-        InputError: an option applies to a single part.
+        InputError: such an option is set.
     """
     if options.calibrate:
         raise InputError(
@@ -120,10 +123,10 @@ def _require_one_for_all(options: ConversionOptions) -> None:
 
 
 def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
-    """Return the options of loading that the parts have in common, without the part.
+    """Return the loading options that apply to all parts, without the option ``part``.
 
     Raises:
-        InputError: an option applies to a single part.
+        InputError: an option applies to a single part only.
     """
     stated: dict[str, Any] = {name: value for name, value in call.load_keywords.items() if value}
     if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
@@ -137,10 +140,10 @@ def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
 
 
 def _require_new_folder(output: PathLike) -> Path:
-    """Return the path of the new folder.
+    """Check that ``output`` can be created as a new folder, and return its path.
 
     Raises:
-        InputError: ``output`` is a file, or named like one.
+        InputError: ``output`` is a file, or its name ends in ".onnx".
         NormdeployError: the folder is not empty, or its parent does not exist.
     """
     path = Path(output)

@@ -1,4 +1,4 @@
-"""Report how the normalizations of a model would be rewritten, without a change."""
+"""Report how the normalizations of a model would be rewritten, without changing the model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .norm_census import take_census
 
 @take_fields_as_arguments(InspectCall)
 def inspect(call: InspectCall) -> Summary:
-    """Report how ``export`` or ``optimize`` would rewrite the normalizations of a model, and how the runtimes run the
-    result.
+    """Report how ``export`` or ``optimize`` would rewrite the normalizations of a model.
 
-    Nothing is changed or written.
+    The report also says how each runtime would run the result. Nothing is changed or written.
 
     Args:
         source: an ONNX file or model, or a source as for ``export``.
-        args, kwargs, runtime, fuse, custom_translation_table, progress, and how the model is loaded: as for ``export``.
-        explain: a tensor, a node or a module path; the result's ``explanations`` say why it was fused or not.
+        args, kwargs, runtime, fuse, custom_translation_table, progress, and the loading options: as for ``export``.
+        explain: name of a tensor, a node or a module. The result's ``explanations`` then say why its nodes would be
+            fused or not.
 
     Returns:
-        A finding for each norm, with the support of each installed runtime. With ``explain``, explanations replace the
-        support.
+        A finding for each norm, with the support of each installed runtime. With ``explain``, the result has
+        explanations instead, and the runtimes are not queried.
 
     Raises:
         InputError: nothing in the model has the name ``explain``.
@@ -41,7 +41,7 @@ def inspect(call: InspectCall) -> Summary:
     summary = take_census(
         proto, runtime=call.runtime, fuse=call.fuse, explain=call.explain, progress=call.progress, chains=chains
     )
-    # The census read the weights through references, so they had to live until here.
+    # The census reads the weights through references, so the weights must not be freed earlier.
     del weights
     log_norms(summary, summary.notes)
     return summary

@@ -23,7 +23,10 @@ class InspectOptions:
     runtime: str = repeat_option_field(ConversionOptions, "runtime")
     fuse: str = repeat_option_field(ConversionOptions, "fuse")
     explain: str | None = option_field(
-        None, "--explain", "Explain why this tensor, node or module was fused or not.", metavar="NAME"
+        None,
+        "--explain",
+        "Name of a tensor, node or module. The output explains why the norm there would be fused or not.",
+        metavar="NAME",
     )
 
 

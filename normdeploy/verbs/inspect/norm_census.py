@@ -1,7 +1,7 @@
-"""Take the norm census: each norm of a file, the form ``optimize`` would write, and the support of each runtime for
-both.
+"""Take the norm census: the list of the norms of a file.
 
-For a quantized file, it also lists the linear layers.
+For each norm, the census has the nodes in the file, the form that ``optimize`` would write, and the support of each
+runtime for the two. For a quantized file, it also lists the linear layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...storage.node_order import with_sorted_nodes
 from ...storage.weight_serialization import share_large_weights
 from ...types import Progress
 
-# Index of the finding, its form, and the model of that form alone.
+# Index of a finding, "now" (as in the file) or "optimized", and a model that contains only the norm in this form.
 Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]
 
 
@@ -44,9 +44,9 @@ def take_census(
     Args:
         proto: the model with its weights, or with references to them (`normdeploy.storage.shared_weights`).
         runtime, fuse: as for ``optimize``.
-        explain: a tensor, a node or a module path to explain; the runtimes are not queried then.
+        explain: name of a tensor, a node or a module to explain. If it is set, the runtimes are not queried.
         progress: called with (stage, done, total).
-        chains: also query the runtimes about norms of several nodes as the file has them.
+        chains: also query the runtimes about norms that consist of several nodes in the file.
 
     Returns:
         The findings with the support of each runtime, notes, diagrams and quantized layers. With ``explain``, only the
@@ -54,7 +54,7 @@ def take_census(
 
     Raises:
         GraphError: the model can't be read.
-        InputError: nothing has the name ``explain``, or it is empty.
+        InputError: ``explain`` is empty, or no tensor, node or module has this name.
     """
     if explain is not None and not explain.strip():
         raise InputError(
@@ -108,7 +108,7 @@ def _ask_runtimes(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[l
 
 
 def _norm_forms(findings: Sequence[Finding], proto: onnx.ModelProto, out: onnx.ModelProto, chains: bool) -> list[Form]:
-    """Extract each norm as its own model: as the file has it, and as ``optimize`` writes it."""
+    """Extract each norm into two separate models: as the file has it, and as ``optimize`` would write it."""
     forms: list[Form] = []
     nested = any(f.place for f in findings)
     for form, source in (("now", proto), ("optimized", out)):

@@ -54,7 +54,7 @@ class OptimizeCall(OptimizeOptions):
     progress: Progress | None = None
 
     def read_model(self) -> onnx.ModelProto:
-        """Read the given model anew at each call.
+        """Read the model. Each call reads it again.
 
         Returns:
             The model with its weights.
@@ -81,10 +81,10 @@ def optimize(call: OptimizeCall) -> ExportResult:
     Args:
         source: a file, a model with its weights loaded, or a result of ``export``; it is not changed.
         output: path of the result; None returns the model in memory only.
-        runtime: runtime that equal standard forms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
+        runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "tensorrt" or "tensorrt-rtx".
-        provider: onnxruntime's provider that forms are chosen for, "cpu" or "cuda" (for cuda by its documentation, not
-            by measurements).
+        provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
+            onnxruntime's documentation, not measurements.
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
             standard op.
         strict: raise an error if a rewrite fails its proof; otherwise the rewrite is undone, and its norm is listed as
@@ -92,26 +92,27 @@ def optimize(call: OptimizeCall) -> ExportResult:
         strict_proof: raise an error if a proof is not exact, or if a rewrite turns a number into NaN at an infinite
             input.
         precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as for
-            ``export``. Inputs are generated from the record of ``export`` in the file, if it has one.
-        simplify: compute constants, remove duplicates and dead ends, and resolve shapes
-            (`normdeploy.graphs.simplification`), if the result can be compared with the model; otherwise only norms are
-            changed.
-        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), recorded in the result for ``run``, ``bench``,
-            ``build`` and ``package``. Ranges of all other dims must be recorded already, or follow from a table that
-            positions along the dim index.
-        inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values alone, ``sr=16000``,
-            ``ids=0:30522`` or ``ids=samples.npy``, whose range is used. The whole model is compared on them, and half
-            precision and quantization generate them.
+            ``export``. Generated inputs follow the export record of the file, if the file has a record.
+        simplify: compute constants, remove duplicate and unused nodes, and resolve shapes
+            (`normdeploy.graphs.simplification`). This is done only if the result can be compared with the model;
+            otherwise only norms are changed.
+        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max). They are recorded in the result for ``run``,
+            ``bench``, ``build`` and ``package``. If any dim is given, every other dynamic dim needs a range too: from
+            the export record, or from a table of position embeddings, whose size bounds the dim.
+        inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values only, ``sr=16000``,
+            ``ids=0:30522`` or ``ids=samples.npy`` (the range of the file's values is used). Inputs are generated from
+            them for the comparison of the whole model, for half precision and for quantization.
         progress: called with (stage, done, total); total is 0 if unknown.
 
     Returns:
         The model or its path, a finding for each normalization, notes and timings.
 
     Raises:
-        GraphError: the file is broken or not ONNX; or onnxruntime can't load it, or runs it on no values of its inputs.
-            The latter two are accepted if ``runtime`` names TensorRT or if only another library's ops are missing. They
-            are also accepted if only CPU kernels are missing and the provider is "cuda" or no runtime is stated.
-        InputError: the inputs for calibration or the dims do not fit.
+        GraphError: the file is broken or not ONNX; or onnxruntime can't load the result, or fails on all inputs that
+            were tried. Failures of onnxruntime are accepted if ``runtime`` is a TensorRT runtime, or if only ops of
+            another library are missing. They are also accepted if only CPU kernels are missing and the provider is
+            "cuda" or ``runtime`` is "any".
+        InputError: the calibration samples or the dims do not fit the model.
         CertificateError: ``strict`` is set and a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
@@ -125,10 +126,12 @@ class OptimizeConversion(Conversion):
     """State of the optimization of an ONNX file.
 
     Attributes:
-        contradictions: statements of the file that its nodes contradict.
-        codes: number of its constants that are stored as int32.
-        signed: modules that a signature of the file vouches for, if its record needs one; else None.
-        hints: notes on the given file.
+        contradictions: declared types and shapes of the file that its nodes contradict.
+        codes: number of quantized constants that are stored as int32, which TensorRT rejects; counted for TensorRT
+            only.
+        signed: Python modules that the file's signature covers: path -> SHA-256. None if the file needs no signature or
+            has no valid signature.
+        hints: notes on the input ranges of the source file.
     """
 
     options: OptimizeCall
@@ -143,7 +146,8 @@ class OptimizeConversion(Conversion):
         """Choose the function that cleans up the model.
 
         Returns:
-            A function that changes nothing if the result can't be compared with the model.
+            The cleanup function. If the cleaned model can't be compared with the original, the returned function
+            changes nothing.
         """
         if self.options.simplify and self.before is not None:
             return partial(cleaner.simplify, resolves=True)
@@ -154,11 +158,11 @@ class OptimizeConversion(Conversion):
 
 
 def load_file(optimization: OptimizeConversion) -> None:
-    """Read the file, and its inputs from its record and the user's statements.
+    """Read the file. Determine its inputs from its export record and the user's options ``inputs`` and ``dims``.
 
     Raises:
         GraphError: the file or its record is broken.
-        InputError: inputs or dims do not fit.
+        InputError: inputs or dims do not fit the file.
     """
     call = optimization.options
     proto, weights = share_large_weights(call.read_model())
@@ -203,7 +207,7 @@ def compare_rewritten(optimization: OptimizeConversion) -> None:
 
 
 def add_file_notes(optimization: OptimizeConversion) -> None:
-    """Put the notes on the given file before those on the rewrites, and count the nodes."""
+    """Put the notes on the source file before the notes on the rewrites, and count the nodes."""
     notes = [*optimization.hints]
     if optimization.codes:
         written = optimization.codes - int32_codes.count_int32_dequantizers(optimization.proto)
@@ -219,7 +223,7 @@ def add_file_notes(optimization: OptimizeConversion) -> None:
 
 
 def amend_record(optimization: OptimizeConversion) -> None:
-    """Add the ranges of the inputs and the precision to the file's record."""
+    """Update the export record of the file with the ranges of the inputs and the precision."""
     call = optimization.options
     proto = optimization.proto
     if call.dims:
@@ -229,7 +233,7 @@ def amend_record(optimization: OptimizeConversion) -> None:
 
 
 def sign_result(optimization: OptimizeConversion) -> None:
-    """Sign the result if the given file was signed."""
+    """Sign the result if the source file was signed."""
     if optimization.signed is not None:
         record_signing.sign_record(raw_record(optimization.proto), optimization.output, optimization.signed)
 
@@ -252,22 +256,25 @@ def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequenc
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # A record of another tool or a newer version matters only to half precision and to ranges.
+        # Another tool or a newer version wrote the record. Only half precision and ranges of dims need the record, so
+        # the error is ignored if neither was requested.
         if call.precision is not None or call.dims:
             raise
         return ()
 
 
 def _find_vouched_modules(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
-    """Find the modules that a signature of the file vouches for.
+    """Find the Python modules that the file's signature covers.
 
-    Returns None if its record needs no signature.
+    Returns:
+        Path of a module -> SHA-256. None if the record runs no code and needs no signature, or if it has no valid
+        signature.
     """
     try:
         if not runs_code(read_record(proto)):
             return None
     except GraphError:
-        # The record can't be read.
+        # A record that can't be read runs no code.
         return None
     return record_signing.find_signed_modules(
         raw_record(proto), None if isinstance(source, onnx.ModelProto) else source

@@ -14,7 +14,7 @@ class OptimizeOptions(ConversionOptions):
     """Options for the file that ``optimize`` writes."""
 
     simplify: bool = option_field(
-        True, "--no-simplify", "Rewrite norms only; leave all other nodes unchanged.", negated=True
+        True, "--no-simplify", "Rewrite only norms. Leave all other nodes unchanged.", negated=True
     )
     inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")
     dims: Sequence[str] = repeat_option_field(LoadingOptions, "dims")

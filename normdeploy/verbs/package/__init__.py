@@ -1,1 +1,3 @@
-"""Write evidence bundles: a Triton model repository with report, samples and hashes; `recheck` verifies them again."""
+"""Write evidence bundles: a Triton model repository with a report, samples and hashes, which `recheck` verifies
+again.
+"""

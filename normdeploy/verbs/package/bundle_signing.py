@@ -1,7 +1,8 @@
 """Sign a bundle, check its signature, and list its signers.
 
-Besides the files in the manifest, a signed bundle holds a bill of materials and ``provenance.intoto.jsonl``: one line,
-the envelope of a Statement about every other file (`normdeploy.evidence.slsa_provenance`).
+A signed bundle contains two files that are not in its manifest: a bill of materials, and ``provenance.intoto.jsonl``.
+The latter has one line: the envelope of a signed Statement about all other files of the bundle
+(`normdeploy.evidence.slsa_provenance`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# Maximum bytes of a signed statement.
+# Maximum size of a signed statement in bytes (64 MiB).
 _MOST = 64 * 2**20
 _NO_MODEL = frozenset({MANIFEST, SBOM, "README.md", "report.json", "report.html"})
 
 
 def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.ProvenanceRecord) -> None:
-    """Write the bill of materials and the signed provenance into a bundle that is otherwise complete.
+    """Write the bill of materials and the signed provenance into a bundle whose other files are complete.
 
     Raises:
         RuntimeUnavailable: a library is missing.
@@ -50,10 +51,10 @@ def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.Provenance
 
 
 def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
-    """Check that one of the keys has signed the bundle, and that no byte of it has changed since.
+    """Check that one of the keys has signed the bundle, and that the bundle has not changed since.
 
     Raises:
-        EvidenceError: the bundle is not signed by one of the keys; or a file is changed, missing or new, or a link.
+        EvidenceError: the bundle is not signed by any of the keys; or a file is changed, missing or new, or is a link.
     """
     root = Path(os.path.realpath(folder))
     if (data := _read_provenance(root)) is None:
@@ -86,7 +87,7 @@ def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
 
 
 def list_signers(root: Path) -> tuple[str, ...]:
-    """List the signers that a bundle names; they are not verified.
+    """List the signers that a bundle names, without verifying them.
 
     Returns:
         Names; empty if the bundle is not signed.

@@ -1,4 +1,4 @@
-"""Write the texts of a bundle: the commands that made it, its README and its notes."""
+"""Write the texts of a bundle: the commands that reproduce the bundle, its README and its notes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ _DEFAULTS = {"opset": None, "runtime": "any", "fuse": "standard", "strict": Fals
 
 
 def reproduction_commands(call: PackageCall, proto: onnx.ModelProto) -> list[str]:
-    """List the commands that reproduce a bundle: the export that the file recorded, if any, the packaging, serving and
-    recheck.
+    """List the commands that reproduce, serve and recheck a bundle.
 
-    Folders are left out of paths.
+    The first command is the export that the file recorded, if it has a record. Paths are given without their folders.
 
     Returns:
         Shell command lines.
@@ -60,7 +59,7 @@ def reproduction_commands(call: PackageCall, proto: onnx.ModelProto) -> list[str
 
 
 def package_command(commands: Sequence[str]) -> str:
-    """Find the packaging command among the commands that made the bundle.
+    """Find the packaging command among the commands of the bundle.
 
     Returns:
         The first command that starts with "normdeploy package".
@@ -87,7 +86,7 @@ def _folder_free_name(path: PathLike) -> str:
 
 
 def _loading_flags(loading: Mapping[str, Any]) -> list[str]:
-    """Return the command-line options that load a model."""
+    """Return the loading options as command-line options."""
     words: list[str] = []
     for name, flag in (("model", "--model"), ("key", "--key"), ("task", "--task"), ("part", "--part")):
         if loading.get(name):
@@ -114,11 +113,11 @@ def bundle_notes(
     """Collect the notes of a bundle for the user.
 
     Args:
-        before: notes of earlier steps, which come first.
-        optimize: onnxruntime's optimizer stays on.
+        before: notes of earlier steps; they come first in the result.
+        optimize: True if Triton runs the ONNX file with onnxruntime's optimizer.
 
     Returns:
-        Notes, one sentence or two each.
+        Notes of one or two sentences each.
     """
     lines = [*before]
     if serving.reason:
@@ -148,7 +147,7 @@ def _describe_certificates(certificates: Certificates) -> str:
 
 
 def render_readme(name: str, models: Sequence[str], serving: ServingOptions, reference: str, count: int) -> str:
-    """Write README.md of the bundle; each name in it is ours or made safe.
+    """Write README.md of the bundle. Every name in it is our own or was cleared of unsafe characters.
 
     Returns:
         Markdown text.

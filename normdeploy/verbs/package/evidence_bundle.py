@@ -1,29 +1,32 @@
 """Define the manifest of an evidence bundle, and read a bundle as untrusted input.
 
-``manifest.json`` has the schema ``normdeploy/package/1``; a later version may add keys. Paths are relative to the
-bundle, written with "/", and consist of letters, digits, "_", "." and "-".
+``manifest.json`` has the schema ``normdeploy/package/1``, to which later versions may add keys. Paths are relative to
+the bundle and use "/" as separator. The names in a path consist of letters, digits, "_", "." and "-".
 
     schema      "normdeploy/package/1".
-    normdeploy  the version that wrote it.
-    name        of the models in the repository, without "_onnx" and "_trt".
-    made        when, UTC, ISO 8601.
-    source      file (name) and sha256 of the ONNX file as given.
-    model       null, or kind and sha256 of the PyTorch model.
-    onnx        path of the ONNX file.
+    normdeploy  version that wrote the bundle.
+    name        name of the models in the repository, without "_onnx" and "_trt".
+    made        time at which the bundle was made (UTC, ISO 8601).
+    source      the given ONNX file: file (its name), sha256.
+    model       the PyTorch model: kind, sha256; null if it was not given.
+    onnx        path of the ONNX file in the bundle.
     configs     paths of every config.pbtxt.
-    engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" if not stated), served (by Triton).
-    inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples).
-    samples     name, kind, inputs, expected, free (paths of .npz files; free is null if no integer depends on
-                rounding).
+    engines     for each engine: path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" if not stated),
+                served (true if Triton serves the engine).
+    inputs, outputs   for each input or output: name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of
+                the samples).
+    samples     for each sample: name, kind, and paths of .npz files: inputs, expected, free (null if no integer output
+                depends on rounding).
     reference   source of the expected outputs.
-    bounds      output, kind (of sample), allowed (largest absolute error).
+    bounds      for each output and kind of sample: output, kind, allowed (largest absolute error).
     results     verdicts on the samples: output, runtime, max_abs_error, allowed, verdict, reason.
-    not_run     runtime, reason.
-    norms       kind, module, tensor, place, runtimes (runtime without version -> verdict, as from "inspect").
+    not_run     for each runtime that was not run: runtime, reason.
+    norms       for each norm: kind, module, tensor, place, runtimes (runtime without version -> verdict, as from
+                "inspect").
     versions    library, "driver", "gpu 0", "cpu", "system", ... -> version or name.
     commands    commands that make and check this bundle.
-    files       path -> sha256, bytes. A bundle lists every file but the manifest itself and, if it is signed, its
-                signed statement and its bill of materials (`normdeploy.verbs.package.bundle_signing`).
+    files       path -> sha256, bytes; for every file except the manifest, and except the signed statement and the bill
+                of materials of a signed bundle (`normdeploy.verbs.package.bundle_signing`).
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from ...types import PathLike
 
 SCHEMA = "normdeploy/package/1"
 MANIFEST = "manifest.json"
-# Files that only a signed bundle has.
+# Files that exist only in a signed bundle: the signed statement and the bill of materials.
 PROVENANCE, SBOM = "provenance.intoto.jsonl", "sbom.cdx.json"
 # Files that the manifest does not list.
 BESIDE = frozenset({MANIFEST, PROVENANCE, SBOM})
@@ -55,7 +58,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class EvidenceBundle:
-    """Folder with a normdeploy manifest. Its content is untrusted until it is checked."""
+    """Folder with a normdeploy manifest. Its content is untrusted input."""
 
     root: Path
     manifest: Mapping[str, Any]
@@ -67,7 +70,7 @@ class EvidenceBundle:
             The path of a regular file inside the bundle.
 
         Raises:
-            InputError: the path leads out of the bundle, through a link, or to no regular file.
+            InputError: the path leads out of the bundle or through a link, or it is not a regular file.
         """
         if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > 1000:
             raise InputError(
@@ -87,7 +90,7 @@ class EvidenceBundle:
         """Read the part ``key`` of the manifest.
 
         Args:
-            made: parses the JSON value of the part.
+            made: function that parses the JSON value of the part.
 
         Returns:
             The result of ``made``.
@@ -107,7 +110,7 @@ def open_bundle(folder: PathLike) -> EvidenceBundle:
     """Open a bundle and read its manifest.
 
     Returns:
-        The bundle; its files are not checked yet.
+        The bundle. Its files are not compared with their hashes yet.
 
     Raises:
         InputError: the folder is not a normdeploy bundle, or its manifest is malformed or has another schema.
@@ -141,13 +144,13 @@ def open_bundle(folder: PathLike) -> EvidenceBundle:
 
 
 def require_hashes(bundle: EvidenceBundle, known: Collection[str]) -> None:
-    """Check that the manifest gives a hash for each file that it uses, and uses none twice.
+    """Check that the manifest has a hash for each file that it uses, and uses no file twice.
 
     Args:
-        known: paths that the manifest gives a hash for.
+        known: paths for which the manifest has a hash.
 
     Raises:
-        InputError: the manifest is malformed, or uses a file without a hash, or one twice.
+        InputError: the manifest is malformed, uses a file without a hash, or uses a file twice.
     """
     used = [
         bundle.read_part("onnx", _require_text),
@@ -167,13 +170,13 @@ def _refuse_constant(constant: str) -> None:
 
 
 def scan_folder(root: Path) -> tuple[dict[str, int], list[str]]:
-    """List the files below ``root`` without opening any.
+    """List the files below ``root`` without opening them.
 
-    Empty folders are listed because Triton takes any folder in a repository for a model or a version.
+    Empty folders are listed too, because Triton treats every folder in a repository as a model or a version.
 
     Returns:
-        Path -> bytes of each regular file; and the paths of links, special files and empty folders (with a trailing
-        "/").
+        Path -> size in bytes of each regular file; and the paths of links, special files and empty folders. The path of
+        an empty folder ends with "/".
 
     Raises:
         InputError: there are more than 100,000 files.

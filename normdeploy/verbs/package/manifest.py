@@ -28,10 +28,11 @@ _PARTS = ("inputs", "expected", "free")
 
 
 def npz_keys(ports: Sequence[TritonPort]) -> dict[str, str]:
-    """Choose the names of inputs or outputs in .npz files, in which a name is also a file name.
+    """Choose the keys of inputs or outputs in .npz files, where a key is also a file name.
 
     Returns:
-        Input or output -> key: its own name, or "tensor_0", "tensor_1", ... if one name is not safe.
+        Input or output -> key. The keys are the names, or "tensor_0", "tensor_1", ... if any name is not safe as a file
+        name.
     """
     names = [p.name for p in ports]
     safe = all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,100}", name) for name in names)
@@ -84,10 +85,10 @@ def evidence_section(
 
 
 def manifest_head() -> dict[str, Any]:
-    """Build the head of the manifest.
+    """Build the first keys of the manifest.
 
     Returns:
-        Schema, version and time; the time is SOURCE_DATE_EPOCH if that is set.
+        Schema, version and time. The time is SOURCE_DATE_EPOCH if this variable is set.
     """
     if (stated := source_date_epoch()) is None:
         now = datetime.now(UTC)
@@ -112,7 +113,7 @@ def results_to_json(judgement: Comparison) -> list[dict[str, Any]]:
     """Describe the result of each output in each runtime for the manifest.
 
     Returns:
-        One object for each result, in the values of JSON.
+        One JSON object for each result.
     """
     return [
         {
@@ -128,9 +129,9 @@ def results_to_json(judgement: Comparison) -> list[dict[str, Any]]:
 
 
 def norms_to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Describe each norm as the file has it, with the verdict of each runtime.
+    """Describe each norm of the file, with the verdict of each runtime.
 
-    Versions are left out of a runtime's name, because they change.
+    The names of runtimes have no version, so that a later version can be compared.
 
     Returns:
         One object for each norm.
@@ -159,9 +160,9 @@ def hash_files(folder: Path, progress: Progress | None) -> dict[str, dict[str, A
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; the folder is made if it is missing."""
+    """Write a value as JSON, and create the folder if it is missing."""
     path.parent.mkdir(exist_ok=True)
-    # ASCII, because a file's name may not be valid text.
+    # json.dumps writes ASCII. File names can contain bytes that UTF-8 could not encode.
     path.write_text(json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n")
 
 

@@ -1,8 +1,8 @@
 """Copy a model's files into a bundle, under fixed names.
 
-ONNX files and engines become hard links if the file system allows it, else copies. Weights outside the ONNX file are
-copied once. With a hard link, onnx's checker would refuse the weights ("potential hardlink attack"), also those of the
-user's own file.
+ONNX files and engines become hard links if the file system allows it; otherwise they are copied. Weights outside the
+ONNX file are always copied. With a hard link, onnx's checker would refuse the weights ("potential hardlink attack"),
+and would also refuse the weights of the user's file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PackagedEngine:
     """Engine of a bundle.
 
     Attributes:
-        path: the file as given, later its path in the bundle.
-        capability: compute capability, "" if not stated.
+        path: path that the user gave; after the copy, path in the bundle.
+        capability: compute capability; "" if the user did not state it.
     """
 
     path: str
@@ -41,7 +41,9 @@ class PackagedEngine:
 
     @property
     def is_served(self) -> bool:
-        """Return whether Triton can load it: its backend is TensorRT's and does not support TensorRT-RTX."""
+        """Return whether Triton can load the engine. Triton's backend loads engines of TensorRT, but not of
+        TensorRT-RTX.
+        """
         return self.runtime == "tensorrt"
 
 
@@ -52,8 +54,8 @@ def parse_engines(given: Sequence[PathLike]) -> list[PackagedEngine]:
         Engines with absolute paths.
 
     Raises:
-        InputError: a file is missing or not an engine; or there are several TensorRT engines and the compute capability
-            of one is missing or repeated.
+        InputError: a file is missing or is not an engine. With several TensorRT engines: a compute capability is
+            missing or repeated.
     """
     engines = []
     for entry in given:
@@ -78,7 +80,8 @@ def parse_engines(given: Sequence[PathLike]) -> list[PackagedEngine]:
 
 
 def copy_engines(engines: Sequence[PackagedEngine], served: Path, aside: Path) -> list[PackagedEngine]:
-    """Put TensorRT's engines into ``served``, the others and their runtime caches into ``aside``.
+    """Put the engines of TensorRT into ``served``. Put the engines of TensorRT-RTX and their runtime caches into
+    ``aside``.
 
     Returns:
         The engines with their paths in the bundle.
@@ -102,12 +105,13 @@ def copy_engines(engines: Sequence[PackagedEngine], served: Path, aside: Path) -
 def copy_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
     """Put the ONNX file and its weights into ``folder``.
 
-    The file is copied byte for byte if its weights lie beside it under plain names. Otherwise (folders, odd characters)
-    it is written with references to new names, so that text from the file never becomes a path.
+    If the files of weights have plain names in the folder of the ONNX file, the ONNX file is copied byte for byte.
+    Otherwise (subfolders, unusual characters) the files of weights get new names, and the ONNX file is written with
+    these names. So text from the file never becomes a path.
 
     Args:
-        proto: the file without its weights, as read by ``load_onnx``, which has checked that they lie in the file's
-            folder.
+        proto: the file without its weights, as read by ``load_onnx``, which has checked that the files of weights are
+            inside the folder.
 
     Returns:
         The path of the ONNX file in ``folder``.
@@ -147,6 +151,7 @@ def link_or_copy(source: Path, target: Path) -> Path:
     try:
         os.link(real, target)
     except OSError:
-        # It is another file system, one without links, or another user's file.
+        # Linking fails if the target is on another file system, if the file system has no links, or if the file belongs
+        # to another user.
         shutil.copyfile(real, target)
     return target

@@ -1,7 +1,7 @@
-"""Compute the reference without a PyTorch model.
+"""Compute the reference outputs of an ONNX file without its PyTorch model.
 
-The reference is onnxruntime with its optimizer off. Its error scale is the change of its outputs when inputs and
-weights are off by one rounding.
+The reference is onnxruntime with its optimizer off. The scale of its error is estimated from perturbed runs: how much
+the outputs change when inputs and weights change by one rounding.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays
 
-# Maximum bytes of a file: a copy of a larger one with other weights would take too much memory.
+# Maximum bytes of a file (1 GiB). Copies of a larger file with perturbed weights would take too much memory.
 _WEIGHTS = 2**30
 _DISTURBANCES = 3
 
 
 class _StepwiseRunner(HeldRunner):
-    """Run a half-precision file whose kernels the CPU lacks (``normdeploy.precision.emulated_half``), with the file's
-    own types at its inputs and outputs.
+    """Emulate a half-precision file that onnxruntime has no CPU kernels for (``normdeploy.precision.emulated_half``).
+
+    Inputs and outputs have the types of the file.
     """
 
     name = "each node in float32, rounded"
@@ -65,7 +66,7 @@ def reference_runner(path: Path, proto: onnx.ModelProto) -> Runner:
         proto: the file at ``path`` without its weights.
 
     Returns:
-        A runner; for a half-precision file whose kernels the CPU lacks, one that emulates it.
+        A runner of the file. If onnxruntime has no CPU kernels for a half-precision file, the runner emulates the file.
     """
     try:
         return OrtRunner(path, optimize=False)
@@ -76,17 +77,19 @@ def reference_runner(path: Path, proto: onnx.ModelProto) -> Runner:
 
 
 def open_perturbed_runners(path: Path, proto: onnx.ModelProto, stack: ExitStack) -> tuple[float, list[Runner]]:
-    """Open runners of the file with weights that are off by up to one unit of the coarsest floating type.
+    """Open runners of copies of the file with perturbed weights.
+
+    Each weight changes by up to one unit roundoff of the coarsest floating type in the file.
 
     Args:
         proto: the file at ``path`` without its weights.
-        stack: closes the runners.
+        stack: exit stack that closes the runners.
 
     Returns:
-        The unit roundoff of that type, and the runners.
+        The unit roundoff of the coarsest floating type, and the runners.
 
     Raises:
-        InputError: the file is too large for copies.
+        InputError: the file is too large for copies in memory.
     """
     whole = load_onnx(path)
     kinds = [t.data_type for t in whole.graph.initializer]

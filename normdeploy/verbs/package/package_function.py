@@ -1,12 +1,11 @@
-"""Write the evidence bundle: a model repository for Triton Inference Server, and the evidence that its models are
-right.
+"""Write an evidence bundle: a model repository for Triton Inference Server, with evidence that its models are right.
 
 <output>/
   manifest.json          content, versions, SHA-256 of every file, bounds and results
                          (``normdeploy.verbs.package.evidence_bundle``).
-  README.md              how to serve and check it.
+  README.md              how to serve and check the bundle.
   report.json            the report, with the norms and the verdicts on the samples.
-  report.html            the same as a page.
+  report.html            the same report as a page.
   certificates/*.json    the proof of each rewrite, from the report of export or optimize.
   samples/*.npz          inputs and expected outputs (``normdeploy.verbs.package.samples``).
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and the kernels compiled from each for this GPU
@@ -67,19 +66,19 @@ if TYPE_CHECKING:
     from .sample_judgement import Judgement
     from .samples import Samples
 
-# Maximum number of warm-up samples if Triton does not batch.
+# Maximum number of samples in the warm-up of a model that Triton does not batch.
 _WARMUPS = 3
 
 
 @dataclass(frozen=True, repr=False)
 class Package(Renderable):
-    """Result of ``package``; true if the bundle's own files were run and pass as they are configured.
+    """Result of ``package``; true if the files of the bundle were run and pass with the options that Triton will use.
 
     Attributes:
-        models: folders in the repository.
-        serving: Triton's batching.
+        models: names of the models' folders in the repository.
+        serving: options for Triton's batching.
         judgement: verdicts of the runtimes of this machine on the samples.
-        optimize: onnxruntime's optimizer stays on.
+        optimize: True if Triton will run the ONNX file with onnxruntime's optimizer.
     """
 
     path: Path
@@ -107,39 +106,44 @@ class Package(Renderable):
 
 @take_fields_as_arguments(PackageCall, onnx="onnx_path")
 def package(call: PackageCall) -> Package:
-    """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions
-    and hashes.
+    """Write an evidence bundle.
 
-    The ONNX file and engines become hard links if the file system allows it; weights outside the file are copied once.
-    The folder ``output`` appears, or is replaced, only when it is complete.
+    A bundle has a model repository for Triton, samples with expected outputs, a report, certificates, versions and
+    hashes.
+
+    The ONNX file and engines become hard links if the file system allows it. Weights outside the ONNX file are copied.
+    The folder ``output`` appears, or is replaced, only when the bundle is complete.
 
     Args:
         onnx_path: the file, a model in memory, or a result of ``export``.
-        source: the PyTorch model file, whose float64 outputs are then expected; without it, the outputs of onnxruntime
-            with its optimizer off are expected.
-        engines: TensorRT engines of the file, as "8.6=a.plan" if there are several, and TensorRT-RTX engines.
-        feeds: the samples, .npz files or mappings name -> array; empty generates some.
+        source: file of the PyTorch model. The expected outputs are its outputs in float64. Without ``source``, they are
+            the outputs of onnxruntime with its optimizer off.
+        engines: TensorRT and TensorRT-RTX engines of the ONNX file. Several TensorRT engines need their compute
+            capabilities, as in "8.6=a.plan".
+        feeds: input samples, as .npz files or mappings name -> array. If it is empty, samples are generated.
         name: name of the models; None uses the ONNX file's name.
-        max_batch: Triton's largest batch; None uses the largest that the export recorded, 0 turns batching off.
+        max_batch: largest batch that Triton may form. None uses the largest size that the export recorded; 0 turns
+            batching off.
         instances: number of instances of each model (on each GPU).
         provider: provider that Triton runs the ONNX file on: "cpu" or "cuda".
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates; None takes a report
             beside the file that records the file's SHA-256.
         replace: an older bundle at ``output`` may be replaced.
-        sign: a private key's PEM file: adds a bill of materials and a signed statement of the bundle's sources
-            (docs/evidence.md).
-        find_report: called with the file's SHA-256 if no report beside the file has it.
+        sign: PEM file of a private key. The bundle then also gets a bill of materials and a signed statement of its
+            sources (docs/reference/evidence.md).
+        find_report: function that finds the report for a file's SHA-256. It is called if no report next to the file
+            records this hash.
         progress: called with (stage, done, total).
-        model, model_args, key, trust, ...: how to load ``source``, as for ``export``; missing ones come from the file's
-            record, as for ``verify``.
+        model, model_args, key, trust, ...: loading options for ``source``, as for ``export``. Options that are not
+            given come from the export record of the ONNX file, as for ``verify``.
 
     Returns:
-        The bundle's path, models, verdicts and notes; true if its own files pass as they are configured.
+        The bundle's path, models, verdicts and notes. The result is true if the files of the bundle pass.
 
     Raises:
         InputError: an argument does not fit the file, or ``output`` is not empty.
-        GraphError, RuntimeUnavailable: the file is broken, or no runtime can run it; or a library for signing is
-            missing.
+        GraphError: the file is broken, or onnxruntime refuses it.
+        RuntimeUnavailable: no runtime can run the file, or a library for signing is missing.
         NormdeployError: the folder can't be written.
     """
     from .sample_judgement import explain_row_dependence, judge_samples
@@ -225,7 +229,7 @@ def _bundle_origin(
     certificates: Certificates,
     started: datetime,
 ) -> ProvenanceRecord:
-    """Record the sources of the bundle, with times unless SOURCE_DATE_EPOCH is set."""
+    """Record the sources of the bundle. Start and end times are recorded unless SOURCE_DATE_EPOCH is set."""
     files = [*(e.path for e in engines), *(i for i in call.sample_sources if isinstance(i, str | os.PathLike))]
     found = [(content["source"]["file"], content["source"]["sha256"]), *((Path(f).name, hash_file(f)) for f in files)]
     if certificates.report_source is not None:
@@ -256,7 +260,7 @@ def _write_configs(
     """Write the configurations and warm-up data.
 
     Args:
-        outputs: outputs of the ONNX file as onnxruntime infers them.
+        outputs: outputs of the ONNX file, with the dims that onnxruntime infers.
 
     Returns:
         Paths of the configurations in the bundle.
@@ -291,7 +295,8 @@ def _write_configs(
 def _make_warmups(folder: Path, job: PackageJob, serving: ServingOptions, samples: Samples) -> list[WarmupRequest]:
     """Build warm-up requests from real samples.
 
-    If Triton batches, they are one row at the batch sizes that matter; otherwise they are whole samples.
+    If Triton batches, each request repeats one row: there is one request for batch 1, each preferred batch size and the
+    largest batch. Otherwise each request is a whole sample.
     """
     whole = [s for s in samples.cases if all(a.size for a in s.inputs.values())]
     real = [s for s in whole if s.kind in ("random", "given")] or whole
@@ -321,6 +326,6 @@ def _write_raw_inputs(
 def _write_report(folder: Path, report: Report) -> None:
     text = report.to_json()
     (folder / "report.json").write_bytes(text.encode(errors="replace"))
-    # jinja2 and matplotlib are an optional extra.
+    # The page needs jinja2 and matplotlib, which are optional dependencies.
     with suppress(ImportError):
         (folder / "report.html").write_bytes(render_page(json.loads(text)).encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Check everything that goes into a bundle before anything is written."""
+"""Read and validate the content of a bundle before anything is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .samples import Samples
 
 _INSTANCES = 1024
-# Largest number that Triton's int32 holds.
+# Largest value of the int32 fields in Triton's configuration.
 _LARGEST = 2**31 - 1
 
 
@@ -52,8 +52,8 @@ class PackageJob:
 
     Attributes:
         proto: the ONNX file without its weights.
-        name: name of the models.
-        model: kind and sha256 of its PyTorch file.
+        name: name of the models in the repository.
+        model: kind and SHA-256 of the PyTorch model file.
     """
 
     path: Path
@@ -69,15 +69,15 @@ def make_job(call: PackageCall) -> PackageJob:
     """Read the ONNX file, its inputs and outputs.
 
     Returns:
-        The job, without its PyTorch model.
+        The job, without the PyTorch model.
 
     Raises:
-        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the given name
+        GraphError, InputError: the file is broken, it has inputs or outputs that Triton can't serve, or the given name
             is not valid for Triton.
     """
     path = Path(os.path.realpath(call.model_path))
     proto = load_onnx(path, external_data=False)
-    # Inference carries the names of the inputs' dims to the outputs.
+    # Shape inference then also writes these names into the shapes of the outputs.
     name_dynamic_dims(proto)
     inputs = triton_config.make_ports(required_inputs(proto.graph))
     job = PackageJob(
@@ -99,7 +99,8 @@ def check_target(call: PackageCall) -> Path:
         The real path of the bundle's folder.
 
     Raises:
-        InputError: the folder can't be made; or it holds other files, or a bundle without ``replace``.
+        InputError: the folder can't be created; it contains files that are not a bundle; or it contains a bundle and
+            ``replace`` is not set.
     """
     target = Path(os.path.realpath(call.output))
     path = repr(os.fspath(call.output))
@@ -127,10 +128,10 @@ def check_target(call: PackageCall) -> Path:
 
 
 def choose_name(stem: str, given: str | None) -> str:
-    """Choose the models' name: ``given``, or the file's stem with unsafe characters replaced.
+    """Choose the name of the models: ``given``, or the stem of the file with unsafe characters replaced.
 
     Returns:
-        A name that Triton takes.
+        A name that is valid for Triton.
 
     Raises:
         InputError: ``given`` is not valid for Triton.
@@ -145,13 +146,14 @@ def choose_name(stem: str, given: str | None) -> str:
 
 
 def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]:
-    """Generate the samples, or take the user's.
+    """Make the samples from generated inputs or from the user's inputs.
 
     Returns:
-        The samples, the batch dim ("" if there is none) and why there is none.
+        The samples; the name of the batch dim, or ""; and the reason why there is no batch dim.
 
     Raises:
-        InputError: Triton can't batch the file, or the model has other inputs or outputs.
+        InputError: batching was requested and Triton can't batch the file; or the inputs or outputs of the PyTorch
+            model and of the file differ.
     """
     from .samples import make_samples_from_file, make_samples_from_model
 
@@ -195,7 +197,7 @@ def batch_range(job: PackageJob, batch: str, samples: Samples) -> tuple[int, int
     """Find the range of the batch dim.
 
     Returns:
-        (min, usual, max) as recorded at the export, else from the samples.
+        (min, usual, max) as recorded by ``export``. Without a record, the sizes come from the samples.
     """
     for spec in read_record(job.proto).get("inputs", ()):
         for dim in spec.shape:
@@ -218,18 +220,18 @@ def require_loadable(judgement: Comparison, call: PackageCall, *, optimize: bool
 
 
 def make_serving(batch: str, why: str | None, call: PackageCall, sizes: tuple[int, int, int]) -> ServingOptions:
-    """Choose Triton's batching.
+    """Choose the options for Triton's batching.
 
     Args:
-        batch: name of the batch dim, "" if there is none.
-        why: why the file can't be batched, or None.
+        batch: name of the batch dim; "" if there is none.
+        why: reason why the file can't be batched, or None.
         sizes: (min, usual, max) of the batch dim.
 
     Returns:
         The serving options, with a reason if Triton must not batch.
 
     Raises:
-        InputError: the model does not take the requested batch.
+        InputError: the model does not accept batches of the requested size.
     """
     low, usual, high = sizes
     if not why and low > 1:

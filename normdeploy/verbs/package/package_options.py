@@ -32,45 +32,54 @@ class FoundReport:
 class PackageOptions:
     """Options for the content of a bundle, and for serving it with Triton."""
 
-    # Content of the bundle.
+    # Options for the content of the bundle.
     source: PathLike | None = option_field(
         None,
         "--source",
-        "PyTorch model, to compute the expected outputs in float64.",
+        "PyTorch model, which computes the expected outputs in float64.",
         metavar="MODEL",
         type=Path | None,
     )
     engines: Sequence[PathLike] = option_field(
         (),
         "--engine",
-        "Engine built from the ONNX file, with its compute capability. Repeatable.",
+        "Engine that was built from the ONNX file. For several TensorRT engines, write the compute capability of the"
+        " GPU before each engine, such as 8.6=a.plan. Repeatable.",
         metavar="[CC=]FILE",
         type=list[str] | None,
     )
     feeds: PathLike | Mapping[str, Any] | Sequence[PathLike | Mapping[str, Any]] = option_field(
         (),
         "--inputs",
-        "Samples; generated if omitted. Repeatable.",
+        "File of samples: input arrays by name. Samples are generated if omitted. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
 
-    # Serving.
-    name: str | None = option_field(None, "--name", "Name of the models in the repository. Default: the file's name.")
+    # Options for serving with Triton.
+    name: str | None = option_field(
+        None, "--name", "Name of the models in the Triton repository. Default: the file's name."
+    )
     max_batch: int | None = option_field(
         None,
         "--max-batch",
-        "Largest batch for Triton; 0: no batching. Default: the limit recorded by export.",
+        "Largest batch size for Triton. 0 turns batching off. Default: the largest batch size that export recorded.",
         minimum=0,
     )
-    instances: int = option_field(1, "--instances", "Instances of each model; for engines, on each GPU.", minimum=1)
+    instances: int = option_field(
+        1,
+        "--instances",
+        "Number of instances of each model in Triton. For engines, this is the number on each GPU.",
+        minimum=1,
+    )
     provider: str = option_field("cpu", "--provider", "Device on which Triton runs the ONNX file: cpu or cuda.")
 
-    # Evidence.
+    # Options for the evidence.
     report_from: PathLike | None = option_field(
         None,
         "--report-from",
-        "Report with the certificates, from export --report. Default: a report beside the file with the file's hash.",
+        "Report with the certificates, which export or optimize wrote with --report. Default: a report in the"
+        " ONNX file's folder that records the hash of the ONNX file.",
         metavar="FILE.json",
         type=Path | None,
     )

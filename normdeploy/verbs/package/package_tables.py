@@ -31,7 +31,7 @@ def show_package(console: Console, made: Package) -> None:
 
 
 def show_judgement(console: Console, judgement: Judgement) -> None:
-    """Print a line for each output and runtime, then the runtimes that were not run."""
+    """Print a line for each output in each runtime, followed by the runtimes that were not run."""
     table = make_table(
         "output",
         "runtime",
@@ -42,7 +42,8 @@ def show_judgement(console: Console, judgement: Judgement) -> None:
         cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", r.verdict, r.case)
         table.add_row(*(Text(escape_line(cell)) for cell in cells), style="" if r else "red")
     console.print(table)
-    # Reasons are too long for a column. One reason often applies to all outputs of a runtime, so print it once.
+    # Reasons are too long for a column, so they are printed below the table. The same reason often applies to all
+    # outputs of a runtime, so equal reasons are printed once.
     for line in dict.fromkeys(f"{r.verdict}: {r.runtime}: {r.reason}" for r in judgement.results if r.reason):
         console.print(Text(escape_line(line), style="red"))
     console.print(Text(escape_line(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))

@@ -1,4 +1,7 @@
-"""Run samples in every installed runtime and judge the outputs by the bounds (``normdeploy.verbs.package.samples``)."""
+"""Run the samples in every installed runtime, and compare the outputs with the expected outputs and their bounds.
+
+``normdeploy.verbs.package.samples`` describes the bounds.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,10 @@ class Judgement(Comparison):
         return any(r.runtime == ON and not r and r.output in right for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the verdicts in the values of JSON.
+        """Convert the verdicts to JSON values.
 
         Returns:
-            The fields of the comparison, and the rule that set the bounds.
+            The fields of the comparison, and a description of the rule for the bounds.
         """
         return super().to_json() | {
             "rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}
@@ -65,7 +68,7 @@ class Judgement(Comparison):
 
 @dataclass
 class _BoundedTally(ErrorTally):
-    """Tally of errors with a recorded bound."""
+    """Tally of errors that uses a recorded bound."""
 
     bound: float = 0.0
 
@@ -73,7 +76,7 @@ class _BoundedTally(ErrorTally):
         """Return the recorded bound.
 
         Returns:
-            An absolute error; ``eager`` is ignored.
+            An absolute error. The argument ``eager`` is ignored.
         """
         return self.bound
 
@@ -86,11 +89,13 @@ def judge_samples(
     runtime_cache: bool | None = None,
     progress: Progress | None = None,
 ) -> Judgement:
-    """Run every sample in onnxruntime (optimizer off and on, CPU and GPU) and in each engine that can be run here.
+    """Run every sample in onnxruntime and in each engine that can run on this machine.
+
+    onnxruntime runs with its optimizer off and on, on the CPU and on the GPU.
 
     Args:
-        runtime_cache: cache of TensorRT-RTX's engines: True writes the kernels compiled for this GPU beside each
-            engine, None reads an existing cache, False does neither.
+        runtime_cache: use of the cache of kernels that TensorRT-RTX compiles for this GPU. True writes a cache file
+            next to each engine, None reads an existing file, False does neither.
 
     Returns:
         The verdict for each output in each runtime.
@@ -107,7 +112,7 @@ def judge_samples(
             candidate.make = partial(TrtRunner, candidate.subject.path, runtime_cache)
         if progress is not None:
             progress("run", done, len(candidates))
-        # Keep only one runner in memory: each may be as large as the model.
+        # Only one runner is kept in memory, because each runner may be as large as the model.
         with ExitStack() as stack:
             candidate.load(stack)
             for sample in samples.cases:
@@ -134,7 +139,7 @@ def _run_sample(candidate: RuntimeCandidate, sample: Sample, samples: Samples, *
     for output, expected in sample.expected.items():
         value = result.get(output)
         if half and value is not None and is_floating(expected.dtype) and is_floating(value.dtype):
-            # Outputs of a half-precision file may have stayed float32.
+            # With ``keep_io``, the outputs of a half-precision file are float32.
             value = value.astype(expected.dtype)
         tally = candidate.tallies.get((output, sample.kind))
         if tally is None:
@@ -157,7 +162,7 @@ def _matches_expected(sample: Sample, output: str, value: Array) -> Array:
 
 
 def _output_results(output: str, candidate: RuntimeCandidate, samples: Samples) -> list[OutputResult]:
-    """Judge one output in one runtime; return nothing if it was not run."""
+    """Compare one output in one runtime with its bounds. The result is empty if the runtime did not run."""
     dtype = next(s.expected[output] for s in samples.cases if output in s.expected).dtype
     if candidate.failure:
         return [failed_result(output, candidate.name, dtype, candidate.where, candidate.failure)]
@@ -168,14 +173,14 @@ def _output_results(output: str, candidate: RuntimeCandidate, samples: Samples) 
 
 
 def explain_row_dependence(path: Path, samples: Samples) -> str | None:
-    """Find out whether requests can be joined into one batch.
+    """Check whether Triton may join requests into one batch.
 
-    The first and the last row of a batch are run alone. Each of the two answers may be off by the sample's bound, so
-    they may differ by twice the bound. If they differ by more, the answer for a row depends on the others (a
-    normalization over the batch).
+    The first and the last row of a batch are run alone, and compared with the same row in the batch. Each of the two
+    results may have the error that the sample allows, so they may differ by twice that bound. If they differ by more,
+    the result of a row depends on the other rows (for example, by a normalization over the batch).
 
     Returns:
-        Why requests can't be joined, None if no difference was found.
+        The reason why requests can't be joined; None if no such difference was found.
     """
     batches = [
         s

@@ -16,16 +16,16 @@ from .samples import Sample, Samples
 
 
 def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, list[str]]:
-    """Read the samples whose files are as they were packaged.
+    """Read the samples whose files are unchanged since packaging.
 
     Args:
         damaged: paths of files that differ from their hash.
 
     Returns:
-        The samples, and a note for each one left out.
+        The samples, and a note for each sample that was skipped.
 
     Raises:
-        InputError: the manifest is malformed, or a file holds other arrays than the manifest says.
+        InputError: the manifest is malformed, or a file has other arrays than the manifest states.
     """
     inputs = bundle.read_part("inputs", _parse_ports)
     outputs = bundle.read_part("outputs", _parse_ports)
@@ -58,7 +58,7 @@ def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, li
 
 
 def _parse_ports(value: Any) -> dict[str, tuple[str, str]]:
-    """Parse ports of the manifest: name -> dtype and key."""
+    """Parse the inputs or outputs in the manifest: name -> dtype and key."""
     return {str(v["name"]): (str(v["dtype"]), str(v["key"])) for v in value}
 
 
@@ -72,7 +72,8 @@ def _read_arrays(
     bundle: EvidenceBundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
 ) -> dict[str, Array]:
     file = bundle.file_path(path)
-    # `package` writes them uncompressed, so the arrays are never larger than the file.
+    # `package` writes arrays without compression, so they are never larger than the file. The limit refuses compressed
+    # arrays that would fill the memory.
     content = read_npz(file, limit=file.stat().st_size)
     arrays = {}
     for name, (dtype, key) in ports.items():

@@ -1,18 +1,22 @@
-"""Make the samples of a bundle: inputs, expected outputs, and the error that each runtime is allowed.
+"""Make the samples of a bundle: inputs, expected outputs, and the allowed error of each output.
 
-If the PyTorch model is given, the expected outputs are its float64 outputs, rounded to the model's type. An output may
-be off by the error that ``normdeploy.verbs.verify.file_comparison`` allows, plus the half ulp of that rounding:
+With the PyTorch model, the expected outputs are its float64 outputs, rounded to the model's type. The allowed error is
+that of ``normdeploy.verbs.verify.file_comparison``, plus half an ulp for the rounding:
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
-For a quantized file, the bound also includes the effect of other roundings of its activations and weights
-(`verify.quantized_reference`).
+For a quantized file, the bound also includes the change of the output if its activations and weights are rounded
+differently (`verify.quantized_reference`).
 
-Without the model, the expected outputs are onnxruntime's with its optimizer off, and eager's error is not known.
-Instead, the bound uses how far these outputs move when the data are off by up to one unit of the coarsest floating
-type. The data are the inputs and the weights of two and more dims: the effect of one rounding of the data is the scale
-of the error of a correct evaluation. (Vectors and scalars stay: a changed exponent or factor of a Resize would be
-another model.) Such expectations can't show that the file itself is wrong, only that a runtime changed.
+Without the model, the expected outputs are the outputs of onnxruntime with its optimizer off. The error of eager mode
+is then unknown. It is replaced by the change of the outputs in perturbed runs: inputs and weights change by up to one
+unit roundoff of the coarsest floating type. The effect of one such rounding is the scale of the error of a correct
+evaluation.
+
+Only weights of two or more dims are perturbed. Vectors and scalars are not, because a different exponent, or a
+different factor of a Resize, would be a different model.
+
+Expected outputs of onnxruntime can show that a runtime changed, but not that the file itself is wrong.
 """
 
 from __future__ import annotations
@@ -46,9 +50,9 @@ from ..verify.runtime_candidates import HALF_TYPES, input_types
 from .onnx_reference import open_perturbed_runners, perturb_feeds, reference_runner
 from .triton_config import TritonPort
 
-# Maximum bytes of samples and expected outputs; the first sample is kept at any size.
+# Maximum bytes of all inputs and expected outputs (256 MiB). The first sample is kept even if it is larger.
 LIMIT = 2**28
-# Number of perturbed runs that find ties, as in `compare.rounding_ties`.
+# Number of perturbed runs that find integer outputs that depend on rounding, as in `compare.rounding_ties`.
 _TIES = 16
 
 
@@ -59,7 +63,7 @@ class Sample:
     Attributes:
         inputs: name -> array, in the types of the file.
         expected: name -> array, in the types of the model.
-        free: integer output -> bool array; True marks elements that depend on rounding, so that any value is right.
+        free: integer output -> bool array. True marks elements that depend on rounding; any value of them is accepted.
     """
 
     name: str
@@ -106,14 +110,14 @@ def make_samples_from_model(
     Args:
         path: the ONNX file of the model.
         proto: the same file without its weights.
-        batch: name of the batch dim, which is then 1 in one of the samples.
-        inputs: the user's inputs; if given, no others are used.
+        batch: name of the batch dim, or "". One of the samples has the smallest batch.
+        inputs: the user's inputs. If there are any, no inputs are generated.
 
     Returns:
         The samples and the bounds of their outputs.
 
     Raises:
-        InputError: the model does not run on an input that it was said to take.
+        InputError: the model does not run on an input that it accepts by its signature.
         NormdeployError: an operator of the model does not run in float64.
     """
     precision = recorded_precision(proto)
@@ -164,8 +168,8 @@ def make_samples_from_file(
     """Make samples whose expected outputs come from onnxruntime with its optimizer off.
 
     Args:
-        proto: the file at ``path`` without its weights; inputs are generated from the record of its export.
-        ports: its inputs.
+        proto: the file at ``path`` without its weights. Inputs are generated from its export record.
+        ports: inputs of the file.
         batch, inputs: as for ``make_samples_from_model``.
         largest: largest batch of a file without a record; 0 if unknown.
 
@@ -175,7 +179,7 @@ def make_samples_from_file(
     Raises:
         InputError: the file does not run on the inputs, or its outputs are random.
         GraphError: onnxruntime refuses the file.
-        RuntimeUnavailable: onnxruntime has no kernel for one of its operators.
+        RuntimeUnavailable: onnxruntime has no kernel for an operator of the file.
     """
     known = {spec.name: spec for spec in read_record(proto).get("inputs", ())}
     outputs = tuple(v.name for v in proto.graph.output)
@@ -242,8 +246,10 @@ def make_samples_from_file(
 
 
 def _quantization_tolerances(path: Path, feeds: Arrays, weights: bool = False) -> dict[str, float]:
-    """Return how far each output of a quantized file may move by other roundings; empty if it has no float64
-    evaluation.
+    """Bound the change of each output of a quantized file under other roundings.
+
+    Returns:
+        Output -> bound; empty if the file can't be evaluated in float64.
     """
     told = expected_of(path, feeds, weights)
     if told is None:
@@ -275,7 +281,7 @@ def _make_cases(
 
 
 def _spec_of_given_input(port: TritonPort) -> InputSpec:
-    """Describe an input that the user gives; only the names of its dynamic dims are known."""
+    """Describe an input for which the user passes arrays. Of its dynamic dims, only the names are known."""
     dims = (
         Dim.from_size(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31)
         for i, d in enumerate(port.shape)
@@ -284,13 +290,13 @@ def _spec_of_given_input(port: TritonPort) -> InputSpec:
 
 
 def _guess_spec(port: TritonPort, batch: str, largest: int) -> InputSpec:
-    """Describe an input that no export recorded; the range of its batch is 1 to ``largest``."""
+    """Describe an input of a file without an export record. The range of its batch dim is 1 to ``largest``."""
 
     def guess_dim(place: int, size: int | str | None) -> Dim:
         """Guess the range of a dim.
 
         Returns:
-            The fixed size, or a range: up to ``largest`` for the batch dim, else the default.
+            The fixed size or a range. The batch dim has a range up to ``largest``, other dims have the default range.
         """
         if isinstance(size, int):
             return Dim.from_size(size)
@@ -302,16 +308,19 @@ def _guess_spec(port: TritonPort, batch: str, largest: int) -> InputSpec:
 
 
 def _at_sizes_that_run(model: ModelSignature, unsaid: Sequence[str], runner: Runner) -> ModelSignature:
-    """Return the model with sizes at which it runs, if it fails at the usual sizes of dims that nothing describes.
+    """Choose sizes at which the model runs, for dims without a recorded range. The usual sizes are tried first.
+
+    Returns:
+        The model with these sizes.
 
     Raises:
-        InputError: no such sizes are found.
+        InputError: the model does not run at any size that was tried.
     """
     found = find_runnable_sizes(model, unsaid, lambda sizes: can_run(runner.infer, model.samples(0, sizes)))
     dims = {n: Dim(n, found[n], found[n], found[n]) for n in found}
     inputs = tuple(spec.with_ranges_of(dims) for spec in model.inputs)
     at_them = replace(model, inputs=inputs)
-    # If it still fails, raise the file's own error, which names the cause.
+    # If no sizes were found, this run raises the error of the model, which names the cause.
     runner.infer(at_them.samples(0))
     return at_them
 
@@ -324,7 +333,7 @@ def _add_sample(samples: list[Sample], sample: Sample, notes: list[str]) -> None
 
 
 def _find_free_integers(whole: RunResult, others: Sequence[RunResult]) -> dict[str, Array]:
-    """Mark the elements of integer outputs that depend on rounding; outputs without such elements are left out."""
+    """Mark the elements of integer outputs that depend on rounding. The result has only outputs with such elements."""
     free = {}
     for name, value in whole.items():
         loose = [np.asarray(other[name] != value) for other in others if other[name].shape == value.shape]
@@ -338,7 +347,7 @@ def _are_equal(one: RunResult, other: RunResult) -> bool:
 
 
 def _largest_difference(one: Array, other: Array) -> float:
-    """Return the largest finite difference, 0 for arrays of different shapes."""
+    """Return the largest finite difference of two arrays, or 0 if their shapes differ."""
     if one.shape != other.shape:
         return 0.0
     return float(absolute_difference(one, other, one_sided=0.0).max(initial=0.0))

@@ -1,17 +1,18 @@
 """Write and read Triton Inference Server's model configuration (``config.pbtxt``) as protobuf text.
 
-The messages below are the part of Triton's ``model_config.proto`` that is written here, with its names and numbers.
-Triton's rules (its documentation, "Model Configuration"):
+The messages below are the part of Triton's ``model_config.proto`` that `package` writes, with the same names and field
+numbers. Triton's rules (Triton's documentation, "Model Configuration") are:
 
-- With ``max_batch_size`` > 0 the first dim of every tensor is the batch, which ``dims`` leaves out; Triton joins
-  requests along it.
-- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. If Triton batches,
-  ``reshape`` removes this dim for the model. Otherwise Triton refuses such a ``reshape`` ("scalar tensors are not
-  supported"), and its backend takes [1] unchanged.
-- The backend for onnxruntime compares the outputs' dims with the dims that onnxruntime infers. These may be sizes even
-  if the file states names; a -1 is then refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16
-  (issue 8464 of its server).
-- ``model_warmup`` repeats one row of data ``batch_size`` times; its files lie in the model's folder ``warmup``.
+- If ``max_batch_size`` > 0, the first dim of every tensor is the batch, and Triton joins requests along it. ``dims``
+  does not include the batch.
+- ``dims`` is never empty, and no dim is 0. A tensor without dims other than the batch is declared as [1]. If Triton
+  batches, ``reshape`` removes this dim for the model. If Triton does not batch, it refuses such a ``reshape`` ("scalar
+  tensors are not supported"), but its backend accepts [1] unchanged.
+- The backend for onnxruntime compares the declared dims of outputs with the dims that onnxruntime infers. onnxruntime
+  may infer a fixed size where the file has a name; the backend then refuses -1 (onnxruntime_backend,
+  CompareDimsSupported).
+- The backend for onnxruntime does not support bfloat16 (triton-inference-server/server, issue 8464).
+- ``model_warmup`` repeats one row of data ``batch_size`` times. Its files are in the folder ``warmup`` of the model.
 - ``optimization.graph.level`` for onnxruntime: unset means all optimizations, 2 means none (onnxruntime_backend's
   README).
 """
@@ -54,7 +55,7 @@ BACKENDS = {
     "tensorrt": ("tensorrt", "tensorrt_plan"),
 }
 DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-# Graph level that turns onnxruntime's optimizer off.
+# Value of ``optimization.graph.level`` that turns onnxruntime's optimizer off.
 UNOPTIMIZED = 2
 
 _ENUMS = {
@@ -122,7 +123,7 @@ class TritonPort:
 
     Attributes:
         dtype: numpy's name, or "bfloat16".
-        shape: for each dim its size, its name, or None if the file states neither.
+        shape: for each dim, its size or its name; None if the file has neither.
     """
 
     name: str
@@ -135,10 +136,10 @@ class TritonPort:
 
 @dataclass(frozen=True)
 class WarmupRequest:
-    """Request that Triton runs before it announces the model: ``batch_size`` times the row in ``files``.
+    """Request that Triton runs before the model is ready: the row in ``files``, ``batch_size`` times.
 
     Attributes:
-        files: input -> its file in the folder ``warmup``, which holds the elements in C order, little-endian.
+        files: input -> file in the folder ``warmup``, with the elements in C order, little-endian.
         shapes: input -> shape of the row, without the batch.
     """
 
@@ -150,13 +151,13 @@ class WarmupRequest:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Serving of the models of a package.
+    """Options for serving the models of a bundle.
 
     Attributes:
-        max_batch: largest batch, 0 if Triton must not batch.
-        preferred: batch sizes that engines run best.
+        max_batch: largest batch; 0 if Triton must not batch.
+        preferred: batch sizes that engines are optimized for.
         instances: number of instances of each model.
-        reason: why Triton must not batch, "" if it may.
+        reason: reason why Triton must not batch; "" if it may batch.
     """
 
     max_batch: int
@@ -172,23 +173,23 @@ def make_ports(values: Sequence[onnx.ValueInfoProto]) -> tuple[TritonPort, ...]:
         A port for each value.
 
     Raises:
-        GraphError: an input or output is not a tensor, or has no stated shape.
-        InputError: Triton has no type for it, or does not take its shape.
+        GraphError: an input or output is not a tensor, or has no shape in the file.
+        InputError: Triton does not support the type or the shape of an input or output.
     """
     return tuple(_make_port(value) for value in values)
 
 
 def output_ports(proto: onnx.ModelProto) -> tuple[TritonPort, ...]:
-    """Read the outputs of ``proto``, with the names of input dims if inference finds them.
+    """Read the outputs of ``proto``, with dims named after input dims if shape inference finds them to be equal.
 
-    tf2onnx and paddle2onnx give the batch of each tensor its own name, such as ``unk__7``. A name that no input has
-    carries no information, and the name that inference derives from the inputs replaces it.
+    tf2onnx and paddle2onnx give the batch of each tensor its own name, such as ``unk__7``. If no input has a dim of
+    this name, the name is replaced by the name that shape inference derives from the inputs.
 
     Returns:
         A port for each output.
 
     Raises:
-        GraphError, InputError: as ``make_ports``.
+        GraphError, InputError: as for ``make_ports``.
     """
     stated = make_ports(proto.graph.output)
     known = infer_types(proto)
@@ -247,10 +248,10 @@ def runtime_outputs(file: Path, outputs: Sequence[TritonPort], *, optimize: bool
 
 
 def find_batch_dim(inputs: Sequence[TritonPort], outputs: Sequence[TritonPort]) -> tuple[str, str]:
-    """Find the dim that every input and output begins with.
+    """Find the batch dim: the dim that is the first one of every input and output.
 
     Returns:
-        Its name, or "" and the reason why Triton can't batch.
+        (name, "") if there is such a dim; otherwise ("", reason why Triton can't batch).
     """
     every = [*inputs, *outputs]
     first = {p.name: p.shape[0] if p.shape else None for p in every}
@@ -272,7 +273,7 @@ class Config:
         name: name of the model and of its folder.
         runtime: "onnxruntime" or "tensorrt".
         gpu: run the instances on GPUs.
-        files: compute capability -> file in the version's folder; None: one file of the default name.
+        files: compute capability -> file in the version's folder. None means one file with the default name.
         optimize: run onnxruntime's optimizer.
     """
 
@@ -317,7 +318,7 @@ class Config:
 
 
 def parse_config(text: str) -> Any:
-    """Parse a ``config.pbtxt``; fields that are not written here are ignored.
+    """Parse a ``config.pbtxt``. Fields that `package` never writes are ignored.
 
     Returns:
         A message ModelConfig.
@@ -332,8 +333,9 @@ def parse_config(text: str) -> Any:
 
 
 def safe_model_name(text: str) -> str:
-    """Make a name that is safe as a folder and in a URL: letters, digits, "_", "." and "-", with a letter or digit
-    first.
+    """Make a name that is safe as a folder and in a URL.
+
+    The name has letters, digits, "_", "." and "-". It begins with a letter or digit.
 
     Returns:
         At most 100 characters; "model" if nothing is left of ``text``.

@@ -1,4 +1,4 @@
-"""Record one difference between a bundle and its manifest for ``recheck``."""
+"""Describe one difference that ``recheck`` found between a bundle and its manifest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class BundleChange:
     """Difference between a bundle and its manifest.
 
     Attributes:
-        what: kind of thing that changed.
-        was, now: its states in words, "" if it did not or does not exist.
-        worse: it is a regression.
+        what: kind of the changed item: "file", "config", "version", "result" or "norm".
+        was, now: the recorded and the current state in words; "" if the item did not or does not exist.
+        worse: True if the difference is a regression.
     """
 
     what: Literal["file", "version", "config", "result", "norm"]

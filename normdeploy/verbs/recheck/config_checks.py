@@ -20,10 +20,10 @@ _BYTES = 16 * 2**20
 
 
 def check_configs(bundle: EvidenceBundle, onnx_file: Path) -> list[BundleChange]:
-    """Check that each configuration can be read and fits the ONNX file and the files beside it.
+    """Check that each configuration can be read and fits the ONNX file and the other files of its folder.
 
     Returns:
-        A change for each configuration that does not.
+        A change for each configuration that can't be read or does not fit.
     """
     configs = bundle.read_part("configs", lambda value: [str(path) for path in value])
     problems = []
@@ -65,10 +65,10 @@ def _describe_config_error(bundle: EvidenceBundle, path: str, onnx_file: Path) -
 
 
 def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched: bool, exact: bool) -> str:
-    """Describe how the statement of one tensor differs from the model, "" if it fits.
+    """Describe how the configuration of one tensor differs from the model; return "" if it fits.
 
     Args:
-        exact: a dynamic dim of the model must not have a fixed size in the configuration.
+        exact: True if a dynamic dim of the model must not have a fixed size in the configuration.
     """
     kind = triton_config.ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number.get(
         tensor.data_type
@@ -94,7 +94,7 @@ def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched
 
 
 def _describe_missing_file(bundle: EvidenceBundle, folder: PurePosixPath, config: Any) -> str:
-    """Describe a file that the configuration names and that has the wrong size, "" if none.
+    """Describe a file that the configuration names and that has the wrong size; return "" if there is none.
 
     Raises:
         InputError: a named file is missing.

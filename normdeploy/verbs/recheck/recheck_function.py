@@ -1,14 +1,14 @@
-"""Verify a bundle again: compare it with its manifest, run its samples again and report regressions.
+"""Verify a bundle again: compare it with its manifest, run its samples again, and report regressions.
 
 Regressions are:
 
 - a file that differs from its hash, is missing, or is not part of the bundle;
 - a configuration that can't be read or does not fit the model;
-- an output that passed before and fails now, or an output whose runtime can't run any more;
-- a norm that is gone;
-- a norm for which a runtime had a kernel, if the runtime now refuses the norm or runs it as a function of primitives.
+- an output that passed before and fails now, or whose runtime can't run any more;
+- a norm that is missing now;
+- a norm that a runtime ran in a kernel, if the runtime now refuses the norm or runs its function body.
 
-Other versions, errors that changed within the bounds and new runtimes are reported without counting as regressions.
+Changed versions, changed errors within the allowed error, and new runtimes are reported but are not regressions.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ if TYPE_CHECKING:
 
 SCHEMA = "normdeploy/recheck/1"
 _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
-# Errors within this factor count as equal: two evaluations differ by as much.
+# Two errors count as equal if the larger error is at most this multiple of the smaller error. Errors of two correct
+# runs differ by this much.
 _TELLING = 2.0
 
 
 @dataclass(frozen=True, repr=False)
 class Recheck(Renderable):
-    """Result of ``recheck``; true if nothing got worse.
+    """Result of ``recheck``; true if there is no regression.
 
     Attributes:
-        made: when the bundle was made.
-        files: number of files compared.
-        judgement: verdicts of the runtimes on the samples now, None if no sample could run.
+        made: date at which the bundle was made.
+        files: number of files that were compared with their hashes.
+        judgement: current verdicts of the runtimes on the samples; None if no sample could run.
     """
 
     path: Path
@@ -78,7 +79,7 @@ class Recheck(Renderable):
         return not any(change.worse for change in self.changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the result in the values of JSON, of schema ``normdeploy/recheck/1``.
+        """Convert the result to JSON values with the schema ``normdeploy/recheck/1``.
 
         Returns:
             ok, name, made (date of the bundle), files (number compared), changes (what, name, was, now, worse), parity
@@ -107,23 +108,24 @@ def recheck(
 ) -> Recheck:
     """Compare a bundle with its manifest, and run its samples again in every installed runtime.
 
-    Bundles are untrusted input: paths outside the bundle are refused, links are not followed, nothing is unpickled, and
-    samples and engines that differ from their hash are not used. Loading an engine runs the code that it contains, here
-    as anywhere: recheck only engines of people you trust.
+    Bundles are untrusted input. Paths outside the bundle are refused, links are not followed, nothing is unpickled, and
+    samples and engines that differ from their hash are not used. However, loading an engine always runs the code that
+    the engine contains: recheck only bundles of people that you trust if they contain engines.
 
     Args:
-        onnx: a newer ONNX file of the same model, run in place of the bundle's.
-        trust: PEM files of public keys: nothing is run unless one of them has signed the bundle as it is.
+        onnx: a newer ONNX file of the same model; it runs instead of the bundle's ONNX file.
+        trust: PEM files of public keys. Nothing runs unless the bundle is unchanged since it was signed with one of
+            these keys.
         progress: called with (stage, done, total).
 
     Returns:
-        The changes, the verdicts of the runtimes and notes; true if nothing got worse.
+        The changes, the verdicts of the runtimes and notes. The result is true if there is no regression.
 
     Raises:
         InputError: the folder is not a bundle, or its manifest is malformed or names missing files.
         GraphError: ``onnx`` is missing or broken.
-        EvidenceError: with ``trust``: no such key has signed the bundle, or it has changed since.
-        RuntimeUnavailable: with ``trust``: a library is missing.
+        EvidenceError: ``trust`` is set, and none of the keys has signed the bundle, or the bundle has changed since.
+        RuntimeUnavailable: ``trust`` is set, and the library that checks signatures is missing.
     """
     start = time.perf_counter()
     keys = load_public_keys(trust)
@@ -134,7 +136,7 @@ def recheck(
     require_hashes(bundle, known)
     newer = None if onnx is None else Path(os.path.realpath(onnx))
     if newer is not None:
-        # A broken newer file raises here; it is not a finding about the bundle.
+        # If the newer file is broken, this raises an error. It is not a change of the bundle.
         load_onnx(newer, external_data=False)
     before = bundle.read_part(
         "results", lambda value: {(str(r["output"]), str(r["runtime"])): RecordedResult.from_json(r) for r in value}
@@ -182,7 +184,7 @@ def _compare_files(
     """Compare the files with their hashes.
 
     Returns:
-        The differences, and the paths that must not be used.
+        The differences, and the paths of changed files, which must not be used.
     """
     present, links = scan_folder(bundle.root)
     changes = [
@@ -215,12 +217,12 @@ def _compare_files(
 
 
 def _is_emptied_folder(path: str, known: Mapping[str, tuple[str, int]]) -> bool:
-    """Check that the path is a folder of the bundle, whose files are reported as missing."""
+    """Check whether an empty folder had files when the bundle was made. These files are already reported as missing."""
     return path.endswith("/") and any(own.startswith(path) for own in known)
 
 
 def _describe_special_file(path: str) -> tuple[str, bool]:
-    """Describe a path that is not a regular file, and whether it makes the bundle worse."""
+    """Describe a path that is not a regular file, and say whether it is a regression."""
     if path.endswith("/"):
         return "new: an empty folder", path.startswith(f"{REPOSITORY}/")
     return "a link or special file, which is never opened", True
@@ -243,7 +245,7 @@ def _compare_versions(before: Mapping[str, str]) -> list[BundleChange]:
     ]
 
 
-# (output, runtime) -> verdict and error.
+# (output, runtime) -> verdict and error of this output in this runtime.
 _Results = Mapping[tuple[str, str], "RecordedResult"]
 
 
@@ -302,14 +304,14 @@ class RecordedResult:
 
 
 def compare_outputs(before: _Results, judgement: Judgement | None, otherwise: str) -> list[BundleChange]:
-    """Compare the recorded results with those of now.
+    """Compare the recorded results with the current results.
 
     Args:
-        judgement: the results of now, None if nothing could run.
-        otherwise: reason for a missing result that the judgement does not explain.
+        judgement: the current results; None if nothing could run.
+        otherwise: reason that is reported for a missing result if the judgement has no reason.
 
     Returns:
-        A change for each result that is missing, new, or differs.
+        A change for each result that is missing, is new, or differs.
     """
     if judgement is not None:
         now = {(r["output"], r["runtime"]): RecordedResult.from_json(r) for r in results_to_json(judgement)}
@@ -339,7 +341,7 @@ def _are_alike(one: float, other: float) -> bool:
 
 
 def _compare_norms(bundle: EvidenceBundle, path: Path, progress: Progress | None) -> list[BundleChange]:
-    """Find norms that appeared, disappeared, or that a runtime runs differently."""
+    """Find norms that are new or missing, and norms that a runtime runs differently than before."""
 
     def read_norms(value: Any) -> dict[tuple[str, str, str], tuple[str, dict[str, str]]]:
         """Read norms and the support of each runtime from JSON.

@@ -14,7 +14,7 @@ from ..package.package_tables import print_verdict, show_judgement
 if TYPE_CHECKING:
     from .recheck_function import Recheck
 
-# Maximum number of changes that are printed.
+# Maximum number of changes that are printed. A manifest may name any number of versions and files.
 _ROWS = 200
 
 
@@ -25,7 +25,7 @@ def show_recheck(console: Console, outcome: Recheck) -> None:
     )
     if outcome.changes:
         table = make_table("changed", "what", "was", "is now")
-        # A manifest may name any number of versions and files. Regressions come first.
+        # Regressions are printed first, so that the limit does not hide them.
         first = sorted(outcome.changes, key=lambda change: not change.worse)[:_ROWS]
         for change in first:
             cells = (change.what, change.name, change.was or "–", change.now or "–")

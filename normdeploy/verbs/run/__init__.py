@@ -1,1 +1,1 @@
-"""Run files and engines once, or keep them open for many runs."""
+"""Run ONNX files and engines once, or keep them open for many runs."""

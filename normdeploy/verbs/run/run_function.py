@@ -1,4 +1,4 @@
-"""Open a file as a runner, or run it once on the arrays of an .npz file."""
+"""Open an ONNX file or an engine as a runner, or run it once on given or generated inputs."""
 
 from __future__ import annotations
 
@@ -78,30 +78,33 @@ class Inference(Renderable):
 
 @take_fields_as_arguments(RunnerCall, onnx="path")
 def open_runner(call: RunnerCall) -> LiveRunner:
-    """Load an ONNX file or an engine, told apart by content, ready to run; a context manager.
+    """Open an ONNX file or an engine as a runner.
+
+    The content of the file decides whether it is an ONNX file or an engine.
 
     Args:
         path: the file, an ONNX model in memory, or a result of ``export``.
         provider: "cpu" (the default for an ONNX file) or "cuda"; engines run only on a GPU.
         device: index of the GPU.
-        profile_index: optimization profile of an engine; None uses the first one that holds the shapes, at each call.
+        profile_index: optimization profile of an engine; None uses the first profile that accepts the shapes of each
+            call.
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or an object with ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
         threads: threads of one operator in onnxruntime on the CPU; 0 uses one for each core.
-        runner: name of a runtime from an installed package (`normdeploy.runtimes.third_party_runner`), in place of
-            onnxruntime.
+        runner: name of a runtime from an installed package (`normdeploy.runtimes.third_party_runner`), which runs the
+            file instead of onnxruntime.
         runtime_cache: file for the kernels that TensorRT-RTX compiles when an engine first runs. None reads
-            ``<path>.runtime-cache`` if it exists; True also writes it, as a whole, when the runner is closed; a path
-            names another file; False uses no cache.
-        weight_budget: bytes of an engine's weights that stay on the GPU, if it was built with weight streaming; None
-            keeps all.
+            ``<path>.runtime-cache`` if it exists. True also replaces this file when the runner is closed. A path does
+            the same with another file. False uses no cache.
+        weight_budget: bytes of weights that stay on the GPU, for an engine that was built with weight streaming. None
+            keeps all weights there.
 
     Returns:
         A runner with ``infer`` and ``prepare``; close it, or use it as a context manager.
 
     Raises:
         InputError: the file does not exist, is neither ONNX nor an engine, or the options do not fit it.
-        GraphError: onnxruntime refuses the file, or it never terminates.
+        GraphError: onnxruntime refuses the file, or the file contains a loop that never ends.
         RuntimeUnavailable: a package, a GPU or a kernel is missing.
         NormdeployError: the engine is for another GPU or version.
     """
@@ -162,21 +165,24 @@ def run(call: RunCall) -> Inference:
 
     Args:
         source: the file, an ONNX model in memory, or a result of ``export``.
-        inputs: an .npz file, or name -> array; None generates them from the sizes and values that ``export`` recorded
-            in the file, else from the file's own shapes, or from the usual sizes of the engine's profile.
-        output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
+        inputs: an .npz file, or name -> array. None generates inputs from the sizes and values that ``export`` recorded
+            in the file. Without a record, the shapes of the file are used; for an engine, the opt shapes of its
+            profile.
+        output: an .npz file for the outputs. Generated inputs are written to ``<stem of output>.inputs.npz`` in the
+            same folder.
         provider, device, profile_index, runtime_cache, weight_budget: as for ``open_runner``.
         seed: seed of the generated inputs.
         runner: as for ``open_runner``.
-        stated_inputs: sizes and values of generated inputs of an ONNX file: ``ids:int64[2,8]{0:30522}``; values alone
-            are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``, whose array is used unchanged.
+        stated_inputs: sizes and values of generated inputs of an ONNX file, such as ``ids:int64[2,8]{0:30522}``. Values
+            without sizes are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``; the array of the file is used
+            unchanged.
 
     Returns:
         The output arrays, types and shapes of inputs and outputs, notes and times.
 
     Raises:
         InputError: the inputs do not fit, or can't be generated.
-        NormdeployError: as ``open_runner``; or ``output`` can't be written.
+        NormdeployError: as for ``open_runner``; or ``output`` can't be written.
     """
     source = cast(PathLike, call.source)
     inputs = call.inputs
@@ -224,7 +230,11 @@ def run(call: RunCall) -> Inference:
 
 
 def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> tuple[dict[str, Any], list[str]]:
-    """Generate inputs from the file's record and the user's statements; return them and notes."""
+    """Generate inputs from the file's export record and the user's ``stated_inputs``.
+
+    Returns:
+        The inputs, and notes.
+    """
     known = recorded_specs(source)
     if call.stated_inputs:
         known |= parse_input_specs(source, call.stated_inputs)
@@ -235,10 +245,10 @@ def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> 
 
 
 def can_run(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any]) -> bool:
-    """Check that a runner runs on inputs.
+    """Check whether a runner accepts the inputs.
 
     Returns:
-        False if it raises a NormdeployError.
+        False if the run raises a NormdeployError.
     """
     try:
         infer(feeds)
@@ -277,7 +287,7 @@ def _require_distinct(target: Path, sources: list[PathLike]) -> None:
 
 
 def recorded_specs(source: PathLike) -> dict[str, Any]:
-    """Read the inputs that the export recorded in a file.
+    """Read the inputs that ``export`` recorded in a file.
 
     Returns:
         Name -> InputSpec; empty for an engine, or a file without a record.
@@ -292,14 +302,14 @@ def recorded_specs(source: PathLike) -> dict[str, Any]:
 
 
 def parse_input_specs(source: PathLike, texts: Sequence[str]) -> dict[str, InputSpec]:
-    """Parse the user's statements on the inputs of an ONNX file.
+    """Parse the user's texts on sizes and values of the inputs of an ONNX file.
 
     Returns:
         Input name -> its sizes and values, for the inputs that ``texts`` name.
 
     Raises:
         GraphError: the file is broken.
-        InputError: a text can't be read, or fits no input.
+        InputError: a text can't be read, or does not fit an input of the file.
     """
     proto = load_onnx(source, external_data=False)
     specs = describe_file_inputs(proto, texts, (), Path(source).name).specs
@@ -307,10 +317,10 @@ def parse_input_specs(source: PathLike, texts: Sequence[str]) -> dict[str, Input
 
 
 def load_arrays(texts: Sequence[str], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Load the arrays that ``texts`` name as files.
+    """Load the files of arrays that ``texts`` name, such as ``ids=FILE.npy``.
 
     Returns:
-        Input name -> array, for the inputs that are given by a file.
+        Input name -> array, for each input that has a file.
     """
     values, _ = parse_input_values(texts, names)
     return {name: value.array for name, value in values.items() if value.array is not None}
@@ -324,15 +334,15 @@ def generate_feeds(
     sizes: Mapping[str, int] | None = None,
     runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Generate random inputs, and notes on sizes and values that nothing states.
+    """Generate random inputs for a model. Notes say which sizes and values had to be guessed.
 
     Args:
         specs: inputs of the model.
-        known: name -> InputSpec of some inputs.
-        profile: index of the engine's profile whose usual sizes are used.
+        known: name -> InputSpec of the inputs whose sizes and values are known.
+        profile: index of the engine's profile whose opt shapes are used.
         sizes: name of a dynamic dim -> size.
-        runs: returns whether the model runs on inputs. Unstated sizes are chosen so that it does; the usual ones are
-            tried first.
+        runs: function that returns whether the model runs on given inputs. Unknown sizes are chosen so that the model
+            runs; the usual sizes are tried first.
 
     Returns:
         Input name -> array, and notes.
@@ -359,10 +369,10 @@ def generate_feeds(
         guessed.append(spec.name)
 
     def generate_at_sizes(taken: Mapping[str, int]) -> dict[str, Any]:
-        """Generate the inputs at sizes of the unstated dims.
+        """Generate the inputs at the given sizes of the unknown dims.
 
         Returns:
-            Input name -> array, the same at each call with equal sizes.
+            Input name -> array. Calls with equal sizes return equal arrays.
         """
         rng = np.random.default_rng(seed)
         return {name: recipe.sample(rng, {**taken, **(sizes or {})}) for name, recipe in recipes.items()}
@@ -384,7 +394,7 @@ def generate_feeds(
 
 
 def _view_bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
-    """View two-byte arrays as bfloat16 if the model's type says so; numpy's files can't name bfloat16."""
+    """View two-byte arrays as bfloat16 where the model's input is bfloat16, because .npz files can't name this type."""
     wide = {spec.name for spec in specs if spec.dtype == "bfloat16"}
     return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
 

@@ -26,29 +26,33 @@ class RunOptions:
     stated_inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'Input as NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; with sizes, "ids:int64\[n,s]{0:999}". Repeatable.',
+        r"Values of an input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy. To state the dtype and the sizes too, write"
+        r' for example "ids:int64\[n,s]{0:999}". Repeatable.',
         metavar="SPEC",
         type=list[str] | None,
     )
     provider: str | None = option_field(
         None, "--provider", "Device for an ONNX file: cpu or cuda. Engines always run on a GPU."
     )
-    device: int = option_field(0, "--device", "GPU to run on.", minimum=0)
+    device: int = option_field(0, "--device", "Number of the GPU to run on, counted from 0.", minimum=0)
     profile_index: int | None = option_field(
         None,
         "--profile-index",
-        "Engine profile to use, counted from 0. Default: the first that fits the shapes.",
+        "Number of the engine profile to use, counted from 0. Default: the first profile that fits the shapes.",
         minimum=0,
     )
     seed: int = option_field(0, "--seed", "Seed of the generated inputs.", minimum=0)
     runner: str | None = option_field(
-        None, "--runner", "Runtime of an installed package, instead of onnxruntime.", metavar="NAME"
+        None,
+        "--runner",
+        "Runtime that runs the file instead of onnxruntime. An installed package provides this runtime.",
+        metavar="NAME",
     )
     runtime_cache: Any = option_field(
         None,
         "--runtime-cache",
-        "keep: store kernels that TensorRT-RTX compiles for this GPU next to FILE; off: do not read stored"
-        " kernels. Default: read only.",
+        "Use of stored kernels, which TensorRT-RTX compiled for this GPU. keep: read kernels, and store new ones next"
+        " to FILE. off: do not read stored kernels. Default: read stored kernels, and store none.",
         metavar="MODE",
         type=RuntimeCache | None,
         read=_keeps_runtime_cache,
@@ -56,7 +60,7 @@ class RunOptions:
     weight_budget: int | None = option_field(
         None,
         "--weight-budget",
-        "Bytes of an engine's streamed weights to keep on the GPU.",
+        "For an engine built with --weight-streaming: how many bytes of the weights to keep on the GPU.",
         metavar="BYTES",
         minimum=0,
     )
@@ -89,7 +93,7 @@ class RunnerCall:
 
     @property
     def only_for_others(self) -> bool:
-        """Return whether an option is set that a third-party runtime does not take."""
+        """Return whether an option is set that third-party runtimes do not support."""
         is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
         is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
         return bool(is_placed or self.threads or is_of_engines)

@@ -1,1 +1,1 @@
-"""Run files in each runtime, compare their outputs and PyTorch's with float64, and judge the differences."""
+"""Run files in each runtime, and compare their outputs, and PyTorch's outputs, with the model in float64."""

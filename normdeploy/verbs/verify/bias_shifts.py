@@ -1,7 +1,8 @@
-"""Compute the shifts that BatchNorms make of biases, and merged biases of branches, for ``weight_audit``.
+"""Compute shifts: biases with a BatchNorm folded in, and merged biases of branches.
 
-A model has one shift for each pair of a BatchNorm and a bias of the same width: MobileOne has tens of thousands. So
-shifts are computed when a weight is looked up, one BatchNorm at a time, and in a few channels first.
+``weight_audit`` compares the weights of a file with the shifts. A model has one shift for each pair of a BatchNorm and
+a bias of the same width; MobileOne has tens of thousands. Therefore shifts are computed only when a weight is looked
+up, one BatchNorm at a time, and in a few channels first.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import numpy as np
 from ...types import Array
 from .derived_tensors import FloatSpacing, mark_differences
 
-# Channels in which a shift is computed first, to reject most shifts cheaply.
+# Number of channels in which a shift is computed first. Most shifts already differ from the weight in these channels.
 _FIRST = 4
 
 
 @dataclass(frozen=True)
 class BiasShift:
-    """One shift of a bias.
+    """One bias with a BatchNorm folded in.
 
     Attributes:
-        source: description of the tensors that it is computed from.
+        source: description of the tensors from which the shift is computed.
         values: float64 values, [C].
-        sizes: magnitudes of the terms, [C], which rounding errors are relative to.
+        sizes: sums of the magnitudes of the terms, [C]; rounding errors are relative to them.
     """
 
     source: str
@@ -36,7 +37,7 @@ class BiasShift:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormShifts:
-    """Shifts that one BatchNorm makes of biases: (b − mean) · scale + shift.
+    """Biases b with one BatchNorm folded in: (b − mean) · scale + shift.
 
     Attributes:
         sources: description of each row.
@@ -84,14 +85,14 @@ class FixedShift:
 
     @property
     def sources(self) -> Sequence[str]:
-        """Return the description of the one row."""
+        """Return the description of the only row."""
         return (self.shift.source,)
 
     def values_of_rows(self, chosen: Any = slice(None), channels: slice = slice(None)) -> tuple[Array, Array]:
         """Select values and magnitudes, as `BatchNormShifts.values_of_rows` does.
 
         Returns:
-            (values, magnitudes), each [chosen rows, channels] of the one row.
+            (values, magnitudes), each [chosen rows, channels], all copies of the only row.
         """
         values = self.shift.values.reshape(1, -1)
         sizes = self.shift.sizes.reshape(1, -1)

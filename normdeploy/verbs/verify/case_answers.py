@@ -1,4 +1,4 @@
-"""Hold the reference's outputs for one input, and decide which runtimes are judged on it."""
+"""Define the reference outputs for one input case, and decide which runtimes are judged on this case."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .runtime_candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, NAN_BLIND, Run
 
 @dataclass(frozen=True)
 class CaseAnswer:
-    """Reference outputs for one input case, with the values and errors that they allow.
+    """Reference outputs for one input case, with the allowed values and allowed errors.
 
     Attributes:
-        feeds: inputs by name; those of a sample of the user's dataset are made when needed.
-        ties: other integers that an output may have because of rounding.
+        feeds: inputs by name. The inputs of a sample of the user's dataset are created when they are needed.
+        ties: other integers that are also right for an output because of rounding.
         bounds: allowed error of each floating-point element; None if it was not computed.
-        eager: eager outputs, if non-finite values are judged by them too; otherwise None.
+        eager: outputs of eager mode, if a runtime may have the same non-finite values as eager mode; otherwise None.
     """
 
     case: InputCase
@@ -36,15 +36,17 @@ class CaseAnswer:
 def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_inside: bool) -> bool:
     """Check whether a candidate is judged on this input.
 
-    Three kinds of input are left out for some files:
+    Some files are not judged on inputs with extreme or non-finite numbers:
+
     - Engines guarantee nothing for non-finite numbers.
-    - ONNX leaves open what a NaN does in a maximum, an order or a coordinate. The NaN may be given or computed from an
-      infinity.
-    - Ranges of a quantized file are meant for usual numbers. So are ranges that an op takes from its input, because one
-      infinity would set the scale of all numbers.
+    - ONNX does not define the effect of a NaN on a maximum, an order or a coordinate. The NaN may be in the input, or
+      may be computed from an infinity.
+    - The ranges of a quantized file are meant for ordinary numbers. The same holds for an op that takes its range from
+      its input, because one infinity would determine the scale of all numbers.
 
     Args:
-        compares_inside: the model has an operator that compares in its kernel, so a NaN may go either way.
+        compares_inside: True if the model has an operator that compares numbers inside its kernel; the result for a NaN
+            is then undefined.
 
     Returns:
         True if the candidate's outputs count on this input.
@@ -63,10 +65,10 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
 
 
 def divides_zero_by_zero(eager: RunResult, reference: RunResult) -> bool:
-    """Check whether a reference file divides 0 by 0 as it runs but not in float64, or the other way around.
+    """Check whether a reference file divides 0 by 0 in its runtime but not in float64, or the reverse.
 
-    A kernel may lack the epsilon of the standard, as onnxruntime's MeanVarianceNormalization does for equal elements.
-    ONNX does not define the mean of no elements.
+    A kernel may lack the epsilon of the standard. For example, onnxruntime's MeanVarianceNormalization divides 0 by 0
+    if all elements are equal. ONNX does not define the mean of an empty tensor.
 
     Returns:
         True if a NaN is in only one of the two results.

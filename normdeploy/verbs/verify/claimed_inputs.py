@@ -1,7 +1,7 @@
 """Separate the input ranges that a tested file claims from those that the model declares.
 
-A file's record may name values and sizes at which a wrong file is right, so claims alone select nothing. A file is
-judged on the inputs that the model itself takes, and claimed values are tried in addition.
+The export record of a file may claim that the model accepts only values and sizes at which a wrong file happens to be
+right. Therefore a file is judged on the inputs that the model itself accepts, and claimed values are tried in addition.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NOT_A_NAME = re.compile(r"\W")
 
 
 def may_narrow(inputs: Sequence[str], dims: Sequence[str]) -> bool:
-    """Check whether claimed inputs and dims contain more than names.
+    """Check whether claimed inputs and dims may restrict the inputs of a model.
 
     Returns:
-        True if they contain values or ranges of sizes.
+        True if they contain values or ranges of sizes, and not only names.
     """
     return bool(dims) or any(mark in text for text in inputs for mark in "{=")
 
@@ -34,16 +34,17 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
 
     Args:
         claimed: the model with inputs as the record of ``label`` describes them.
-        own: the model with inputs as it describes them itself; None if it can't be loaded without the record.
+        own: the model with the inputs that it describes itself; None if it can't be loaded without the record.
         label: the file with the record.
 
     Returns:
-        the model with its own sizes and values if they are known. `ModelSignature.claimed` holds narrower claims, and
-        `ModelSignature.word` names the record if only that describes the inputs.
+        the model with its own sizes and values if they are known. `ModelSignature.claimed` has claims that are
+        narrower. `ModelSignature.word` names the record if only the record describes the inputs.
     """
     if own is None or len(own.inputs) != len(claimed.inputs):
         word = f"the record of {label}"
-        # Only the record gives the integers that index a table. Floats fall back to standard normal values.
+        # The record's range of an integer input is kept, because only the record knows which integers index a table.
+        # Floating-point inputs get standard normal values.
         free = tuple(replace(spec, range=None) if is_floating_input(spec) else spec for spec in claimed.inputs)
         if free != claimed.inputs:
             narrowed = claimed.inputs
@@ -59,7 +60,7 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
 
 
 def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:
-    """Return whether the claim ``theirs`` excludes a size or value that the model takes (``ours``)."""
+    """Return whether the claim ``theirs`` excludes a size or value that the model accepts (``ours``)."""
     if theirs.mask and not ours.mask:
         return True
     if theirs.range is not None and theirs.range != ours.range and (is_floating_input(ours) or ours.range is not None):
@@ -70,14 +71,15 @@ def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:
 
 
 def _merge_value_range(ours: InputSpec, theirs: InputSpec) -> InputSpec:
-    """Return the model's input, with the claimed range if it has integers without a range of their own."""
+    """Return the model's input. If it has integers of unknown range, it gets the claimed range."""
     if ours.range is None and not is_floating_input(ours) and theirs.dtype == ours.dtype:
         return replace(ours, range=theirs.range)
     return ours
 
 
 def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, InputSpec]) -> list[str]:
-    """Describe the inputs of a file with names for its dynamic dims, as `normdeploy.loading.input_request` reads them.
+    """Describe the inputs of a file, with names for the dynamic dims, in the format of
+    `normdeploy.loading.input_request`.
 
     Args:
         recorded: inputs in the file's record, by name. Names of dims are taken from it, ranges are not.
@@ -118,11 +120,11 @@ def _dims_as_names(shape: Iterable[Dim]) -> tuple[int | str, ...] | None:
 def describe_unseen_sizes(
     proto: onnx.ModelProto, label: str, inputs: Mapping[str, str], model_inputs: Sequence[InputSpec]
 ) -> list[str]:
-    """Describe the only sizes at which a file was judged, if it takes others.
+    """Describe the only sizes at which a file was judged, if the file accepts other sizes too.
 
     Args:
         inputs: the file's name of an input -> the model's, if they differ.
-        model_inputs: the inputs on which it was judged.
+        model_inputs: the inputs on which the file was judged.
 
     Returns:
         one phrase with "batch=4" for each dynamic dim of the file that has a fixed size in the model; [] without such

@@ -1,12 +1,13 @@
-"""Compare the codes of quantized weights with the model's floats; every quantizer rounds to a step next to the weight.
+"""Find single altered codes in the quantized weights of a file, by comparing them with the model's parameters.
 
-A step is the distance between two codes. It is fitted to the codes and the parameter that they resemble, because a file
-may store its scale in many places. The fit is w ≈ a·q + b, for all numbers or along one axis, where a BatchNorm may be
-folded in too.
+A step is the distance between two codes. Because a file may store the scale in many places, the step is computed by a
+fit to the codes q and the parameter w that they resemble: w ≈ a·q + b. The fit is made for all elements together or
+along one axis, because a BatchNorm may be folded in.
 
-A weight that was rounded up or down (AdaRound) lies within one step, and one beyond the range of the codes was clipped.
-Some quantizers move codes further so that errors cancel (GPTQ), and then they move many. So a code is altered if it is
-more than a step away and few others are.
+Every quantizer rounds a weight to one of the two nearest codes (AdaRound also rounds to the farther one), or clips a
+weight beyond the range of the codes. Some quantizers (GPTQ) move codes further so that errors cancel, but then they
+move many codes. So a code is altered if it is more than a step away from its parameter, and if this holds for only a
+few codes of the weight.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from .parameter_orders import iter_arrangements
 from .row_matching import ROW
 
 _KINDS = frozenset({"int8", "uint8", "int4", "uint4"})
-# Number of elements of codes and a parameter that are compared first.
+# Number of elements of the codes and of a parameter that are compared first.
 _SAMPLE = 4096
-# Least correlation of these.
+# Minimum correlation of these elements.
 _ALIKE = 0.5
-# Most steps that rounding moves a code, including the error of the fit.
+# Maximum distance in steps of a rounded code from its parameter, including the error of the fit.
 _ROUNDED = 0.75
-# Steps beyond which a code is not a rounding, including the same error.
+# Distance in steps beyond which a code is not a rounding up or down, including the error of the fit.
 _FAR = 1.25
-# Largest share of codes beyond roundings if only single ones were altered.
+# Maximum share of codes that are not roundings. With a larger share, the quantizer moved many codes on purpose.
 _MOST = 0.01
-# Fewest elements that a scale is fitted to.
+# Minimum number of elements to which a scale is fitted.
 _FEWEST = 8
-# Steps beyond which elements are left out of the next fit, for each fit.
+# The fit is repeated without outliers. For each repetition: distance in steps beyond which an element is an outlier.
 _TRIMS = (8.0, 3.0, 1.25, 1.25)
 _PACKED = "MatMulNBits"
 _TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
@@ -63,11 +64,11 @@ class WeightCodes:
 
 @dataclass(frozen=True)
 class AlteredCode:
-    """Code that is furthest from its parameter.
+    """Altered code that is furthest from its parameter.
 
     Attributes:
         value: dequantized value of the code.
-        expected: the parameter at that place.
+        expected: value of the parameter for this code.
         steps: distance between ``value`` and ``expected``, in steps.
         count: number of codes that are not roundings of the parameter.
     """
@@ -133,7 +134,7 @@ def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx
 
 
 def _unpack_nibbles(array: Array, bits: int) -> Array:
-    """Return 4-bit codes as two for each byte, the lower half first; 8-bit codes unchanged."""
+    """Split each byte into two 4-bit codes, the lower half first. 8-bit codes are returned unchanged."""
     if bits == 4:
         return np.stack([array & 15, array >> 4], axis=-1)
     return array
@@ -145,7 +146,7 @@ def find_altered_code(codes: WeightCodes, parameter: Array) -> tuple[bool, Alter
     A quantizer that moves many codes can't be distinguished from codes of another parameter.
 
     Returns:
-        (True if the codes are that parameter's, an altered code or None).
+        (True if the codes belong to this parameter, an altered code or None).
     """
     weight = parameter.astype(np.float64)
     if not _are_alike(codes, weight):
@@ -172,7 +173,11 @@ def _are_alike(codes: WeightCodes, weight: Array) -> bool:
 
 
 def _iter_scale_groups(codes: WeightCodes) -> Iterator[Array]:
-    """Yield, for each grouping (tensor, axis or blocks), the scale's group number of each element, flattened."""
+    """Yield possible groupings of elements that share a scale: the whole tensor, along each axis, or blocks.
+
+    Yields:
+        For each grouping, the number of the group of each element, flattened.
+    """
     shape = codes.array.shape
     if codes.block:
         places = np.arange(shape[-1]) // codes.block
@@ -200,14 +205,14 @@ def _fit_groups(codes: WeightCodes, weight: Array, groups: Array) -> _Fit:
     for furthest in _TRIMS:
         a, b = codes.lines or _fit_lines(q[kept], w[kept], groups[kept], int(groups.max()) + 1)
         with np.errstate(all="ignore"):
-            # A group with a single code does not determine a step.
+            # The slope of a group with a single code is undefined, so its distances are set to 0.
             away = np.nan_to_num((w - b[groups]) / a[groups] - q, nan=0.0, posinf=0.0, neginf=0.0)
         kept = np.abs(away) <= furthest
     low, high = _code_limits(q, codes.ends)
     away[((q >= high) & (away > 0)) | ((q <= low) & (away < 0))] = 0.0
     far = np.abs(away) > _FAR
     beyond = int((np.abs(away) > _ROUNDED).sum())
-    # A quantizer that compensates errors moves most codes by little more than a rounding.
+    # A quantizer that compensates errors moves many codes, most of them by little more than a rounding.
     if beyond > max(1.0, _MOST * q.size) or (far.any() and beyond > 2 * int(far.sum())):
         return _Fit(is_origin=False)
     if not far.any():
@@ -232,7 +237,7 @@ def _fit_lines(q: Array, w: Array, groups: Array, count: int) -> tuple[Array, Ar
 def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
     """Return the limits at which codes are clipped.
 
-    Each is the end of a narrower range that several codes reach, or else of the type.
+    A limit is the extreme code if several codes have it; otherwise it is the limit of the type.
     """
     low = q.min()
     high = q.max()
@@ -251,7 +256,7 @@ def audit_codes(
     Args:
         stored: the model's tensors by name.
         proto: the file with its weights loaded.
-        clock: stops the search when its time is over.
+        clock: stops the search when the time is over.
 
     Yields:
         (weight, number of elements, parameter, furthest altered code).

@@ -30,7 +30,7 @@ from .reference_models import (
 )
 from .runtime_candidates import ComparedFile, File, inspect_file
 
-# Relative tolerance, because scales are float32.
+# Relative tolerance for equal ranges, because scales are float32.
 _SAME_RANGE = 1e-6
 
 
@@ -48,8 +48,8 @@ def open_files_of_model(
         (opened files, notes on them).
 
     Raises:
-        InputError: no file was given, a file is missing or has other inputs than the model, or no file has a name in
-            ``names``.
+        InputError: no file was given; a file is missing or has other inputs than the model; or a name in ``names`` is
+            in no file.
         GraphError: a file is neither an engine nor ONNX.
     """
     paths = list(
@@ -67,7 +67,7 @@ def open_files_of_model(
     unused = find_unused_inputs(model)
     own_unit = model_unit_roundoff(model)
     keeps_codes = stores_codes(model)
-    # A model that rounds like a quantized file needs no error budget.
+    # A model that rounds in the same way as the quantized file is compared with it directly, without an error budget.
     rounds = rounds_itself(model)
     named = list[ComparedFile]()
     notes = list[str]()
@@ -82,7 +82,7 @@ def open_files_of_model(
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs, spared=matched.spared)
         subject = replace(subject, types=subject.rename_types(subject.types))
         if any(own_unit >= FORMATS[half].unit_roundoff for half in subject.computing.halves):
-            # The model computes in half precision itself, so its own roundings set the allowed error.
+            # The model itself computes in half precision, so its own rounding errors determine the allowed error.
             subject = replace(subject, precision="", computing=replace(subject.computing, lowered=()))
         proto = graphs[subject.label]
         if has_code_casts(proto) and not keeps_codes:
@@ -110,7 +110,7 @@ def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[Co
 
 
 def _calibrated_tensors(proto: onnx.ModelProto) -> tuple[list[str], str]:
-    """Find the quantized tensors whose ranges equal the recorded ones.
+    """Find the quantized tensors whose ranges equal the recorded ranges of the calibration.
 
     Returns:
         (their names, ""), or ([], a reason) if a range was changed after calibration.

@@ -16,7 +16,7 @@ from .reference_models import OWN, runtime_label
 from .runtime_candidates import FLOATS, STEPWISE, ComparedFile, RuntimeCandidate
 from .weight_origin import AuditedWeight, WeightOrigin
 
-# Types of integer weights, and the fewest elements of such a weight.
+# Types of integer weights, and the minimum number of elements of such a weight.
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})
 _MANY = 64
 # Number of weights or tensors that a note names.
@@ -24,9 +24,9 @@ _NAMED = 3
 
 
 def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
-    """Note the constants of each file that are not tensors of the model.
+    """Write a note on the constants of each file that are not tensors of the model.
 
-    Single numbers, such as an epsilon, are left out.
+    Single numbers, such as an epsilon, are not mentioned.
 
     Returns:
         one note for each file with such constants.
@@ -66,7 +66,7 @@ def _ellipsis_if_more(every: Sequence[object]) -> str:
 def collect_notes(
     trials: Mapping[str, PrecisionTrial], candidates: Sequence[RuntimeCandidate], results: Sequence[OutputResult]
 ) -> list[str]:
-    """Collect the notes on half precision, skipped cases, optimizers to disable, and files that no runtime ran.
+    """Collect the notes on half precision, skipped cases, optimizers to disable, and files that did not run.
 
     Args:
         trials: precision -> its trial.
@@ -104,7 +104,7 @@ def collect_notes(
 
 
 def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Name the nodes of a failed file that compute in half precision while the rest is wider.
+    """Name the nodes that compute in half precision in a failed file whose other nodes compute in a wider type.
 
     Returns:
         one note for each file that fails in stepwise half precision and has such nodes.
@@ -120,7 +120,7 @@ def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputRe
 
 
 def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Note failed files with integer weights that a Cast reads, for which no error budget exists.
+    """Write a note on failed files with integer weights that a Cast reads. Such files have no error budget.
 
     Returns:
         one note for each such file.

@@ -1,4 +1,4 @@
-"""Hold the result of ``verify``: every verdict, runtimes that were not run, and limits of the verdict."""
+"""Define the result of ``verify``: every verdict, the runtimes that were not run, and the limits of the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .weight_origin import AuditedWeight
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Number of outputs or rules that the verdict names.
+# Maximum number of outputs or rules that the verdict names.
 _NAMED = 3
 
 
@@ -30,16 +30,17 @@ class Comparison(Renderable):
 
     Attributes:
         cases: names of the input cases that were run.
-        drift: drift in the files' order, one runtime after the other; None if it was not requested.
-        up_to: limit on the elements of generated inputs, if the model takes larger sizes; None if no sizes were left
+        drift: errors of inner tensors (drift) in the order of the files, one runtime after the other; None if drift was
+            not requested.
+        up_to: limit on the elements of generated inputs, if the model accepts larger inputs; None if no sizes were left
             out.
         weights: weights of ONNX files that are not unchanged tensors of the model (``weight_audit``).
         reference: name of the model that the files were compared with.
-        narrow: nodes of a reference file without a float64 form, which ran as onnxruntime runs them; "" if there are
-            none.
+        narrow: nodes of a reference file that have no float64 form, and therefore ran in their own types; "" if there
+            are none.
         word: source of the inputs' sizes and values; "" if the model or the user gave them.
-        limits: limits of the verdict, each written to follow "verified".
-        trace: difference between a live module and its trace; "" if they agree or no module was given.
+        limits: limits of the verdict, each a phrase that follows the word "verified".
+        trace: difference between a live module and its trace; "" if there is no difference or no live module.
     """
 
     results: tuple[OutputResult, ...]
@@ -68,15 +69,19 @@ class Comparison(Renderable):
     def ok(self) -> bool:
         """Return True if the files pass.
 
-        A runtime besides eager must have run, and every ONNX file in some runtime. All outputs and weights must pass.
-        Engines are not run without a GPU. A failure of eager itself does not count: the model leaves its type's range,
-        as its row and a note say, but files made from it may be right.
+        At least one runtime besides eager mode must have run, and every ONNX file must have run in some runtime. All
+        outputs and weights must pass. Engines that did not run, because there is no GPU, do not fail.
+
+        A failure of eager mode itself does not count. It means that the model exceeds the range of its type (a row and
+        a note say so), but files made from the model may still be right.
         """
         return any(r.runtime not in OWN for r in self.results) and not self._is_wrong
 
     @property
     def _is_wrong(self) -> bool:
-        """Return whether a runtime, a weight, the trace, or an ONNX file that runs nowhere disproves the files."""
+        """Return whether the files fail: in a runtime, by a weight, by the trace, or because an ONNX file runs
+        nowhere.
+        """
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
         runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
@@ -87,7 +92,9 @@ class Comparison(Renderable):
 
     @property
     def outcome(self) -> Literal["passed", "failed", "not run"]:
-        """Return "passed" if the files pass, "failed" if one fails, and "not run" if nothing ran that could decide."""
+        """Return "passed" if the files pass, "failed" if a file fails, and "not run" if no runtime that could decide
+        was run.
+        """
         if self.ok:
             return "passed"
         if self._is_wrong:
@@ -98,8 +105,8 @@ class Comparison(Renderable):
     def unrun(self) -> tuple[NotRun, ...]:
         """Return the engines and third-party runtimes that the user named and that did not run.
 
-        If nothing ran, return all runtimes. They count neither for nor against a file. onnxruntime's CUDA provider and
-        the built-in evaluators are left out, because no user names them.
+        They count neither for nor against a file. If nothing ran, all runtimes are returned. onnxruntime's CUDA
+        provider and the built-in evaluators are not included, because the user does not name them.
         """
         if self.outcome == "not run":
             return self.not_run or (NotRun("every runtime", "no input was run"),)
@@ -108,7 +115,7 @@ class Comparison(Renderable):
 
     @property
     def beyond_default(self) -> tuple[OutputResult, ...]:
-        """Return the results that fail the default rule, even if the given rules pass them."""
+        """Return the results that fail the default rule, including those that pass the given rules."""
         return tuple(r for r in self.results if r.runtime not in OWN and r.by_default == "fail")
 
     @property
@@ -116,8 +123,8 @@ class Comparison(Renderable):
         """Describe the rules by which the files are verified.
 
         Returns:
-            "" if the files fail or the default rule alone decided; otherwise a phrase that also names outputs that the
-            default rule fails, or the rules that judged without it.
+            "" if the files fail or if only the default rule decided. Otherwise a phrase with the given rules. It also
+            names the outputs that fail the default rule, or the rules that judged without the default rule.
         """
         if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
@@ -138,7 +145,7 @@ class Comparison(Renderable):
     def columns(self) -> tuple[str, ...]:
         """Return the column heads of ``table``.
 
-        "file" is added for several files, and "decided by" if rules were given.
+        There is a column "file" if there are several files, and a column "decided by" if rules were given.
         """
         decided = ("decided by",) if self._has_rules else ()
         return (*(("file",) if self._has_several_files else ()), *COLUMNS, *decided)
@@ -165,7 +172,7 @@ class Comparison(Renderable):
         return [(file, *row) for file, row in zip(files, rows, strict=True)]
 
     def table(self) -> list[tuple[str, ...]]:
-        """Build ``rows``, then a row for each runtime that was not run.
+        """Build ``rows``, followed by a row for each runtime that was not run.
 
         Returns:
             cells under ``columns``.
@@ -178,7 +185,7 @@ class Comparison(Renderable):
         """Convert the result to JSON values.
 
         Returns:
-            the fields, with the verdict, the constants of the default rule, and its reference.
+            the fields, the verdict, the constants of the default rule, and the reference.
         """
         rule = {
             "multiple": EAGER_MULTIPLE,

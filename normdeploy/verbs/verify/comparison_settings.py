@@ -21,11 +21,11 @@ from .verify_options import ComparisonOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSettings:
-    """Inputs and rules of a comparison: a policy file completed by the options given with it.
+    """Inputs and rules of a comparison, from a policy file and from options.
 
     Attributes:
         seeds: number of random inputs at the usual sizes.
-        inputs: the user's inputs; None for generated ones.
+        inputs: the user's inputs; None to generate inputs.
         most: largest generated input, in elements; None for the default limit.
         labels: array or column of the dataset that holds the right classes.
         names: name in a file -> name in the model, or (name in a file, name in the model).

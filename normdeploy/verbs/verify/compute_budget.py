@@ -1,7 +1,7 @@
-"""Limit the cost of a comparison: seconds of processor time, and bytes for the tensors inside a model.
+"""Limit the cost of a comparison: seconds of processor time, and bytes for the inner tensors of a model.
 
-A file of 90 KB can hold a convolution whose result has 700 million elements. In float64, with the tensors of drawn
-roundings, one took 23 GB.
+A file of 90 KB can contain a convolution whose result has 700 million elements. In float64, together with the temporary
+tensors of random roundings, such a file took 23 GB.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from .wording import list_some
 
 # Bytes of a float64 element.
 _WIDE = 8
-# Number of tensors of the largest size in memory at a time; 9 were seen on a convolution and its square.
+# Number of tensors of the largest size that are assumed to be in memory at a time. Nine were measured for a convolution
+# and its square.
 _HELD = 16
-# Of these, temporaries for rounding the largest tensor; the rest are tensors of the graph itself.
+# Number of these tensors that are temporary tensors for random roundings. The remaining ones are tensors of the graph.
 _TEMPORARIES = 8
-# Copies of a convolution's unfolded windows in memory: one in the evaluator or torch, and one while copying.
+# Copies of the unfolded windows of a convolution in memory: one in the evaluator or torch, and one during a copy.
 _WINDOWS = 2
-# Number of sizes that a note names.
+# Maximum number of sizes that a note names.
 _NAMED = 3
-# Least seconds to extend a clock by: processes that import onnxruntime take some, however small a model is.
+# Minimum seconds of an extended clock. Even for a small model, starting processes that import onnxruntime takes time.
 _LEAST_AGAIN = 5.0
 
 
@@ -42,10 +43,10 @@ class ComparisonBudget:
     """Limits on the cost of a comparison.
 
     Attributes:
-        seconds: processor time, with child processes. Half is for the model and its float64 form, because the runtimes,
-            the bounds and the weights take about as long again.
-        memory: bytes in addition to the model's own weights.
-        begun: processor time at which spending began; None for the start of the comparison.
+        seconds: processor time, including child processes. Half of it is for the model in eager mode and in float64.
+            The runtimes, the allowed errors and the audit of weights take about as long.
+        memory: bytes in addition to the weights of the model.
+        begun: processor time from which the seconds are counted; None for the start of the comparison.
     """
 
     seconds: float = 60.0
@@ -79,20 +80,20 @@ def processor_time() -> float:
 
 
 class OutOfTime(Exception):
-    """Raised when the budget of seconds is spent."""
+    """Error that is raised when the budget of seconds is spent."""
 
 
 @dataclass
 class BudgetClock:
-    """Processor time left of a budget, and the work that was left out.
+    """Processor time that is left of a budget, and a record of the work that was skipped for lack of time.
 
     Attributes:
         cases: inputs on which nothing ran.
         unrun: runtime -> inputs on which only this runtime did not run.
-        weights: file -> number of weights not traced to the model.
-        drift: file and runtime -> number of inner tensors not compared.
-        undecided: inputs on which something exceeds the bounds of fewer roundings than the rule draws.
-        blamed: wrong files for which the search for the optimizer to blame was given up.
+        weights: file -> number of weights that were not traced to the model.
+        drift: file and runtime -> number of inner tensors that were not compared.
+        undecided: inputs on which an output fails, but with fewer random roundings than the rule requires.
+        blamed: wrong files for which the search for the faulty optimizer was not finished.
         module: inputs on which a live module was not compared with its trace.
         begun: processor time at the start.
     """
@@ -108,7 +109,8 @@ class BudgetClock:
     begun: float = field(default_factory=processor_time)
 
     def extended_clock(self) -> BudgetClock:
-        """Start a clock for as much time as was spent so far, at least `_LEAST_AGAIN` seconds, within the whole budget.
+        """Start a clock for the same time as was spent so far. It has at least `_LEAST_AGAIN` seconds, within the whole
+        budget.
 
         Returns:
             the new clock.
@@ -130,7 +132,7 @@ class BudgetClock:
             raise OutOfTime
 
     def has_time(self, seconds: float) -> bool:
-        """Return whether that many seconds of the whole budget are left."""
+        """Return whether at least ``seconds`` of the whole budget are left."""
         return self._spent_seconds() + seconds <= self.seconds
 
     def is_half_over(self) -> bool:
@@ -139,7 +141,7 @@ class BudgetClock:
 
     @property
     def has_left_out(self) -> bool:
-        """Return whether the verdict covers less than it would with more time."""
+        """Return whether work was skipped that the verdict would include with more time."""
         return bool(self.cases or self.unrun or self.weights or self.drift or self.undecided or self.module)
 
     def describe_left_out(self) -> Iterable[str]:
@@ -189,10 +191,10 @@ def _list_cases(cases: Iterable[str]) -> str:
 
 
 class _MemoryScope:
-    """Nodes of a graph or body, with the number of elements in memory at each.
+    """Nodes of a graph or body, with the number of elements in memory while each node runs.
 
     Attributes:
-        shapes: shapes of its tensors and of those of outer graphs.
+        shapes: shapes of the tensors of this graph and of outer graphs.
     """
 
     def __init__(self, graph: onnx.GraphProto, around: Mapping[str, Dims]) -> None:
@@ -208,14 +210,14 @@ class _MemoryScope:
         }
 
     def largest_tensor(self, symbols: Mapping[str, int], weights: Collection[str] = ()) -> tuple[str, int]:
-        """Find the tensor at which most memory is used.
+        """Find the tensor during whose computation most memory is used.
 
         Args:
             symbols: sizes of the dims.
             weights: tensors that do not count.
 
         Returns:
-            (name, elements of one tensor that would take as much).
+            (name, size of the memory as a number of elements of one tensor).
         """
         counts = {
             name: math.prod(1 if (n := evaluate_dim(d, symbols)) is None else n for d in dims)
@@ -231,15 +233,15 @@ class _MemoryScope:
         return max(held, key=lambda each: each[1], default=("", 0))
 
     def _unfolded_windows(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
-        """Return convolution -> elements of one tensor that would take as much memory as its unfolded windows."""
+        """Return, for each convolution, the memory of its unfolded windows as a number of elements of one tensor."""
         unfolded = dict[str, int]()
         for node in self._nodes:
             if node.op_type not in ("Conv", "ConvTranspose"):
                 continue
             weight = self.shapes.get(node.input[1], ())
             kernel = math.prod(d for d in weight[2:] if isinstance(d, int))
-            # Each place of the output [N, M, *out] has a window of C * kernel elements. For a transposed convolution,
-            # each place of the input has one.
+            # Each position of the output [N, M, *out] has a window of C * kernel elements. For a transposed
+            # convolution, each place of the input has one.
             moved = node.output[0]
             other = node.input[0]
             if node.op_type == "ConvTranspose":
@@ -254,7 +256,7 @@ class _MemoryScope:
         return (evaluate_dim(dims[1], symbols) if len(dims) > 1 else None) or 1
 
     def _live_tensors(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
-        """Return result -> elements of one tensor that would take as much memory as all live tensors and bodies."""
+        """Return, for each result, the memory of all live tensors and bodies as a number of elements of one tensor."""
         made = dict[str, int]()
         waiting = dict[str, int]()
         for place, node in enumerate(self._nodes):
@@ -289,9 +291,9 @@ class InnerSizes:
     def largest_tensor(self, sizes: Mapping[str, int]) -> tuple[str, int]:
         """Find the tensor at which most memory is used.
 
-        Usually that is the largest tensor. A convolution may need more, because it unfolds its input into a copy for
-        each element of the kernel. So may many tensors that wait for a later node, or a body. A dim that inference
-        can't follow counts as 1.
+        This is usually the largest tensor. A convolution may need more memory, because it unfolds its input into a copy
+        for each element of the kernel. Many tensors that wait for a later node, or a body, may also need more. A dim
+        that shape inference can't determine counts as 1.
 
         Args:
             sizes: sizes of the model's dims.
@@ -310,9 +312,9 @@ class InnerSizes:
 
 
 def shrink_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budget: ComparisonBudget) -> Original:
-    """Halve the usual sizes of the dims until inner tensors fit the budget, or all dims are at their minimum.
+    """Halve the usual sizes of the dims until inner tensors fit the budget, or until all dims are at their minimum.
 
-    Most inputs are drawn at the usual sizes, so almost nothing would run if these are too large.
+    Most inputs have the usual sizes, so almost nothing would run if these were too large.
 
     Returns:
         ``signature`` with smaller usual sizes, or unchanged.
@@ -341,8 +343,8 @@ def drop_large_cases(
     """Drop the cases whose inner tensors exceed the memory budget.
 
     Args:
-        opt: sizes of the cases that state none.
-        insides: sizes of each ONNX file.
+        opt: usual sizes, for the cases that do not state their sizes.
+        insides: sizes of the inner tensors of each ONNX file.
 
     Returns:
         (remaining cases, at least one; a note on the dropped sizes, if any). The user's own inputs are never dropped.

@@ -1,8 +1,13 @@
-"""Find the precision in which a file computes, from the types in its graph alone.
+"""Find the precision in which a file computes, from the types in its graph.
 
-A file is in half precision if one of these is: most of its matrix products and convolutions, most of its nodes that
-compute floating-point numbers, or all its outputs. A node with a half-precision weight counts as half too. Fewer half
-nodes mean a layer that lost precision, and the file is judged by the wider type.
+A file is in half precision if one of these conditions holds:
+
+- most of its matrix products and convolutions are in half precision;
+- most of its nodes that compute floating-point numbers are in half precision;
+- all of its outputs are in half precision.
+
+A node with a half-precision weight counts as a half-precision node. If no condition holds, half-precision nodes are
+treated as layers that lost precision, and the file is judged by the wider type.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from ...storage.proto_traversal import iter_bodies
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _HALVES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
-# Coarser than either half type. A file that quantizes to these is judged by its quantization steps instead.
+# Types that are coarser than both half types. A file that is quantized to them is judged by its quantization steps.
 _EIGHT_BITS = {
     TensorProto.FLOAT8E4M3FN,
     TensorProto.FLOAT8E4M3FNUZ,
@@ -58,7 +63,7 @@ def find_compute_precision(proto: onnx.ModelProto) -> ComputePrecision:
     """Find the precision in which ``proto`` computes; its large weights need not be loaded.
 
     Returns:
-        the precision, and the tensors that deviate from it.
+        the precision, and the tensors that deviate from this precision.
 
     Raises:
         GraphError: a function of the file can't be inlined.
@@ -97,7 +102,7 @@ def _inline_foreign_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:
-    """Yield the elem_types that bodies declare, and those that Casts convert to."""
+    """Yield the elem_types that bodies declare, and those to which Casts convert."""
     for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto) and body is not proto.graph:
             yield from (t.data_type for t in body.initializer)
@@ -108,7 +113,9 @@ def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:
 
 
 def _stored_half_types(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
-    """Return tensor -> half type of its stored weight, for weights and tensors that only reshape or cast one."""
+    """Return tensor -> half type of its stored weight, for weights and for tensors that are reshaped or cast
+    weights.
+    """
     stored = {t.name: t.data_type for t in graph.initializer if t.data_type in _HALVES}
     for node in graph.node:
         if node.op_type in _STORAGE and node.input and node.input[0] in stored:
@@ -147,7 +154,7 @@ def _find_coarser_tensors(graph: onnx.GraphProto, types: Mapping[str, int], prec
     else:
         coarse = _EIGHT_BITS
     if not precision:
-        # Against float32's rounding errors, any coarser type shows in the outputs.
+        # In a float32 file, any coarser type exceeds the allowed error, so it need not be reported.
         return
     names = [*(t.name for t in graph.initializer), *(name for node in graph.node for name in node.output)]
     for name in names:

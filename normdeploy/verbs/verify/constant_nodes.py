@@ -1,7 +1,7 @@
-"""Compute results of a model that depend on parameters alone, as exporters do when they fold constants.
+"""Compute the results in a model that depend only on parameters, as exporters do when they fold constants.
 
-A discretized state matrix, exp(-exp(A_log) · step), is not a simple function of one parameter. The model's trace shows
-how it is computed, so no formula has to be guessed.
+An example is a discretized state matrix, exp(-exp(A_log) · step), which is not a simple function of one parameter. The
+trace of the model contains its formula.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...model import LoadedModel
 from ...runtimes.torch_runners import lifted_values
 from ...types import Array
 
-# Largest result, in elements.
+# Maximum number of elements of a result that is compared with weights.
 _LARGEST = 2**22
-# Allowed error in units of roundoff of the model's type, for a chain of operations that includes exponentials.
+# Allowed error in units of roundoff of the model's type. It is large, because the operations may include exponentials.
 _ROUNDINGS = 64
 
 
@@ -29,7 +29,7 @@ def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
     """Run the nodes of the trace that depend on parameters, buffers and constants alone.
 
     Yields:
-        (node name, floating-point result in the model's dtype). Results above `_LARGEST` elements are left out.
+        (node name, floating-point result in the model's dtype), without results of more than `_LARGEST` elements.
     """
     known: dict[torch.fx.Node, Any] = {}
     given = lifted_values(model.program)
@@ -56,7 +56,7 @@ def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
 
 
 def is_rounding_of(array: Array, computed: Array) -> bool:
-    """Check whether ``array`` of a file is ``computed`` up to rounding and the order of operations.
+    """Check whether ``array`` of a file equals ``computed`` up to rounding and the order of operations.
 
     Args:
         computed: array with the same number of elements, in the order of ``array``.

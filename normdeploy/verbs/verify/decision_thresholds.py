@@ -1,4 +1,7 @@
-"""Make inputs that equal the numbers at which a model decides: only there do x > 0.5 and x >= 0.5 differ."""
+"""Make inputs that equal the thresholds of a model, because x > 0.5 and x >= 0.5 differ only there.
+
+A threshold is a number with which the model compares an input, or at which it rounds an input differently.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from ...types import Array
 from .edge_cases import CaseMaker
 from .reference_models import FileModel, Original, pair_tensor_inputs
 
-# Largest constant that is read as thresholds, in elements.
+# Maximum number of elements of a constant that is read as thresholds.
 _FEW = 64
-# Groups of thresholds for one input; each group makes two cases.
+# Maximum number of groups of thresholds for one input. Each group makes two cases.
 _GROUPS = 4
 _MOVES = split_op_names("""
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
@@ -34,18 +37,18 @@ _MOVES = split_op_names("""
     clamp_max max min amax amin unfold to _to_copy type_as getitem
     """)
 _COMPARISONS = split_op_names("eq ne lt le gt ge")
-# Argument positions of the values and of the edges.
+# Op -> positions of its arguments: the values, and the edges of the buckets.
 _BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}
 _REMAINDERS = split_op_names("remainder fmod frac")
-# Step of the grid, and its number of steps on either side of 0.
+# Step of the grid of inputs, and number of grid points on each side of 0.
 _STEP, _REACH = 0.125, 24
-# Cases that small inputs need to cover every point.
+# Maximum number of cases in which small inputs cover every point of the grid.
 _GRIDS = 4
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def find_model_thresholds(model: Original) -> dict[str, tuple[float, ...]]:
-    """Find the numbers at which a model decides by an unchanged element of a floating-point input.
+    """Find the numbers with which a model compares unchanged elements of its floating-point inputs.
 
     Returns:
         input name -> thresholds.
@@ -62,12 +65,13 @@ def threshold_cases(
     thresholds: Mapping[str, Sequence[float]],
     types: Sequence[str],
 ) -> Iterator[InputCase]:
-    """Make random inputs with half of the elements at a threshold, and the same with the other half.
+    """Make random inputs in which half of the elements are thresholds, and the same inputs with thresholds in the other
+    half.
 
     Args:
         opt: usual sizes by name.
         thresholds: input name -> thresholds.
-        types: half types of the files; thresholds that one of them would round are left out.
+        types: half types of the files. Thresholds that one of these types would round are not used.
 
     Yields:
         two cases for each group of thresholds.
@@ -90,7 +94,7 @@ def _set_to_thresholds(
     x = feeds[name]
     flat = x.reshape(-1).copy()
     order = rng.permutation(flat.size)
-    # A single element is at the threshold in both cases.
+    # An input with a single element has the threshold in both cases.
     if flat.size > 1:
         places = order[half::2]
     else:
@@ -102,8 +106,8 @@ def _set_to_thresholds(
 def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
     """Make inputs of random multiples of an eighth, for every floating-point input without a given range.
 
-    Sums and products with powers of two are exact on them, so a Round or a comparison after such ops meets its ties.
-    For example, the floor of 4x + 0.5 differs from 4x rounded to even only at ties.
+    Sums, and products with powers of two, are exact for such inputs. So a Round or a comparison after these ops gets
+    exact ties. For example, the floor of 4x + 0.5 differs from 4x rounded to even only at ties.
 
     Args:
         opt: usual sizes by name.
@@ -125,7 +129,7 @@ def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iter
 def _set_to_points(
     feeds: dict[str, Array], rng: np.random.Generator, names: Sequence[str], points: Array, number: int
 ) -> None:
-    """Fill inputs with the points in random order; small inputs take the next points in the next case."""
+    """Fill inputs with the points in random order. Small inputs continue with the next points in the next case."""
     for name in names:
         x = feeds[name]
         order = np.concatenate([rng.permutation(points) for _ in range(-(-x.size * (number + 1) // points.size))])
@@ -136,10 +140,10 @@ def _set_to_points(
 def has_decisions(model: Original) -> bool:
     """Check whether a model compares floating-point numbers or rounds them to integers.
 
-    The numbers need not be inputs.
+    These numbers may be inputs or inner values.
 
     Returns:
-        True if it has such an operator.
+        True if the model has such an operator.
     """
     if isinstance(model, FileModel):
         return compares_values(inline_functions(model.proto))
@@ -160,7 +164,7 @@ def _is_decision(node: torch.fx.Node) -> bool:
 
 
 def _op_name(node: torch.fx.Node) -> str | None:
-    """Return "add" for aten::add; None for anything but a torch operator."""
+    """Return the name of a torch operator, such as "add" for aten::add; None for other nodes."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None
@@ -168,7 +172,9 @@ def _op_name(node: torch.fx.Node) -> str | None:
 
 
 def _input_holds(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
-    """Return whether an input and the files' types represent a threshold exactly, within the input's range."""
+    """Return whether the types of the input and the files represent a threshold exactly, and the input's range includes
+    it.
+    """
     kinds = [np.dtype(getattr(ml_dtypes, kind, kind)) for kind in (spec.dtype, *types)]
     with np.errstate(all="ignore"):
         exact = all(float(np.float64(value).astype(kind)) == value for kind in kinds)
@@ -199,7 +205,7 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
         op = _op_name(node) or "getitem"
         for operand, values in _iter_decisions(node, op, constants):
             for origin in origins.get(operand, ()):
-                # The input may have been negated before the comparison.
+                # The negated threshold is added too, because the input may be negated before the comparison.
                 found.setdefault(origin, {}).update(dict.fromkeys(v for c in values for v in (c, -c)))
         if op not in _MOVES or _is_narrowing(node):
             continue
@@ -214,13 +220,13 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
 def _iter_decisions(
     node: torch.fx.Node, op: str, constants: Mapping[torch.fx.Node, torch.Tensor]
 ) -> Iterator[tuple[Any, Sequence[float]]]:
-    """Yield pairs of a node's operand and the finite numbers at which the node decides by it."""
+    """Yield pairs: an operand of the node, and the finite numbers with which the node compares this operand."""
     args = node.args
 
     def operand_numbers(operand: Any) -> list[float]:
         if isinstance(operand, torch.fx.Node) and operand in constants:
             return [float(v) for v in constants[operand].double().unique() if v.isfinite()]
-        # torch compares in the tensor's type.
+        # torch converts the constant to the tensor's type before the comparison.
         dtype = traced_dtype(args[0])
         if isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point:
             return [float(torch.tensor(operand, dtype=dtype))]

@@ -1,7 +1,7 @@
 """Derive tensors that exporters and optimizers compute from a model's parameters.
 
-``weight_audit`` tries these derivations before it reports a weight as altered. Each derivation gives values in float64
-and the sum of the magnitudes of their terms, which rounding errors are relative to.
+``weight_audit`` tries these derivations before it reports a weight as altered. Each derivation computes values in
+float64, and for each value the sum of the magnitudes of its terms. Rounding errors are relative to this sum.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...dtypes import UNIT_ROUNDOFF
 from ...types import Array, Arrays
 from .parameter_orders import iter_arrangements, squeeze_shape
 
-# Allowed units of roundoff: one or two products, and the roundings of their factors.
+# Allowed error of a derived element in units of roundoff: one or two products, and the roundings of their factors.
 ROUNDINGS = 8
-# Roundoff of the finer half type.
+# Unit roundoff of the finer half type.
 _HALF_UNIT = UNIT_ROUNDOFF["float16"]
 _NEARLY_ALL = 0.75
-# Largest tensor that derivations are tried for, in elements.
+# Maximum number of elements of a tensor for which derivations are tried.
 _MOST_ELEMENTS = 1 << 22
 _MOST_PAIRS = 4096
 # Number of elements that are compared first.
 _FEW = 64
-# onnxruntime's converter to half precision clips larger values.
+# Limits to which converters to half precision clip: the default of onnxruntime's converter, and float16's maximum.
 _CLIPS = (1e4, 65504.0)
 
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -100,14 +100,14 @@ def mark_differences(
 ) -> Array:
     """Mark the elements of ``array`` that differ from ``expected`` cast to its type.
 
-    Numbers beyond the type's range may be infinite or clipped.
+    A number beyond the range of the type may be infinite or clipped in the file.
 
     Args:
         array: numbers of a file, as float64.
         expected: float64 values.
         size: sums of the magnitudes of their terms.
         form: number format of the file's array.
-        roundings: allowed roundings of each element; None for as many as a derivation makes.
+        roundings: allowed roundings of each element; None for the number of roundings in a derivation.
 
     Returns:
         boolean mask, True for different elements.
@@ -115,19 +115,21 @@ def mark_differences(
     with np.errstate(all="ignore"):
         error = np.abs(array - expected)
         allowed = form.sum_tolerance(size)
-        # If nearly all elements of a half-precision tensor are rounded once, the others hardly have eight roundings:
-        # eight units of bfloat16 are 3 %.
+        # If nearly all elements of a half-precision tensor differ by at most one rounding, four roundings are allowed
+        # for the remaining elements. Eight roundings of bfloat16 would be 3 %.
         if roundings is not None:
             allowed = allowed / ROUNDINGS * roundings
         elif form.unit >= _HALF_UNIT and (error <= allowed / ROUNDINGS).mean() >= _NEARLY_ALL:
             allowed = allowed / 2
         away = error > allowed
-        # For a logarithm of zero the bound is infinite and would accept every number.
+        # Non-finite differences and bounds count as different: for a logarithm of zero, the bound is infinite and would
+        # accept every number.
         away |= ~np.isfinite(array - expected) | ~np.isfinite(size)
         same = (array == expected) | (np.isnan(array) & np.isnan(expected))
         clipped = np.zeros(array.shape, bool)
         limits = (*_CLIPS, form.largest)
-        # A clipped number equals a limit up to rounding. Most weights have none, and the search is slow.
+        # A clipped number equals a limit up to rounding. Most weights have no such number, so the slow search is
+        # skipped.
         may_be_clipped = bool((np.abs(array) >= min(limits) / 2).any())
         for limit in limits if may_be_clipped else ():
             stated = np.isclose(np.abs(array), limit, rtol=2 * form.unit, atol=0)
@@ -157,7 +159,7 @@ def find_derivation(
     few = _ElementSample.sample_elements(array)
     for made in _iter_elementwise(same, array, form):
         require_time()
-        # A few elements rule out most derivations; a model may have thousands of pairs of tensors.
+        # A few elements are compared first, because a model may have thousands of pairs of tensors.
         if (
             few.may_equal(made, form)
             and not _has_differences(array, made(...), form)
@@ -177,17 +179,17 @@ def find_derivation(
 def _is_one_of(values: Array, tensors: Arrays) -> bool:
     """Return whether ``values`` equal a tensor of the model.
 
-    A derivation without effect, such as relu of positive numbers, explains nothing.
+    Then the derivation has no effect (such as relu of positive numbers) and explains nothing.
     """
     return any(np.array_equal(values.reshape(-1), tensor.reshape(-1)) for tensor in tensors.values())
 
 
 @dataclass(frozen=True)
 class _Derivation:
-    """Derivation that computes each element from elements at the same place.
+    """Derivation that computes each element from the elements at the same position in other tensors.
 
     Attributes:
-        values: computes values and the magnitudes of their terms at some places (an index).
+        values: function that computes the values, and the magnitudes of their terms, at some positions (an index).
     """
 
     name: str
@@ -200,7 +202,7 @@ class _Derivation:
 
 @dataclass(frozen=True)
 class _ElementSample:
-    """Evenly spread elements of a tensor, with their places."""
+    """Evenly spaced elements of a tensor, with their positions."""
 
     places: tuple[Array, ...]
     values: Array
@@ -210,13 +212,13 @@ class _ElementSample:
         """Select up to `_FEW` elements.
 
         Returns:
-            the elements and their places.
+            the elements and their positions.
         """
         places = np.unravel_index(np.linspace(0, array.size - 1, min(array.size, _FEW)).astype(int), array.shape)
         return cls(places, array[places])
 
     def may_equal(self, made: _Derivation, form: FloatSpacing) -> bool:
-        """Check whether a derivation gives these elements.
+        """Check whether a derivation computes these elements.
 
         Returns:
             True if all of them agree up to rounding.
@@ -233,7 +235,7 @@ def _apply_function(
 ) -> tuple[Array, Array]:
     x = p[places]
     value = function(x)
-    # Rounding the argument to the type moves a steep function by more than one unit.
+    # For a steep function, rounding the argument to the type changes the result by more than one unit.
     moved = np.abs(function(x * (1 + form.unit)) - function(x * (1 - form.unit))) / form.unit
     return value, np.abs(value) + moved
 

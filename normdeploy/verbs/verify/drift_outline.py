@@ -1,4 +1,6 @@
-"""Summarize drift: find the largest rise of the error along the tensors that a file and the model share."""
+"""Summarize drift, the errors of the inner tensors that a file and the model share, by the largest rise of the
+error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def outline_drift(points: Sequence[DriftPoint]) -> list[tuple[str, ...]]:
     """Summarize drift in one row for each file and runtime, with the columns ("file", *DRIFT).
 
     Returns:
-        rows that name the tensor at which the relative error rises most above its earlier maximum.
+        rows that name the tensor at which the relative error rises most above its maximum so far.
     """
     runs: dict[tuple[str, str], list[DriftPoint]] = {}
     for point in points:

@@ -1,6 +1,6 @@
-"""Make the unusual input cases of ``verify``: extreme and non-finite values, all rows of small tables, more sizes.
+"""Make the edge cases of ``verify``: extreme and non-finite values, all rows of small tables, and more sizes.
 
-Declared ranges are respected: an integer stays in its range, and so does a floating-point input with a given range.
+Declared ranges are respected, for integers and for floating-point inputs with a given range.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from ...model import Dim, InputSpec, ModelSignature
 from ...types import Array, Arrays
 from .reference_models import Original, count_flops
 
-# Factor of an outlier.
+# Factor by which an outlier is larger than the other elements.
 _OUTLIER = 1e3
-# Number of floating-point inputs that get a NaN or Inf, one at a time.
+# Maximum number of floating-point inputs that get a NaN or Inf, one input at a time.
 _PLACED = 3
-# Most cases to reach every row of a table.
+# Maximum number of cases that together index every row of a table.
 _ROW_CASES = 8
-# Sizes up to this one are all run; above it, only those around powers of two.
+# All sizes up to this one are run. Of larger sizes, only those around powers of two are run.
 _EVERY = 16
-# Largest magnitude of an integer with an unknown range.
+# Maximum magnitude of the integers that are tried for an input with an unknown range.
 _SMALL = 100
-# Bits of a byte.
+# Number of bits in a byte.
 _BYTE = 8
-# Share of an integer input's elements that keep their values when a number from the file is tried.
+# Share of the elements of an integer input that keep their values when an integer from the file is tried.
 _KEPT = 0.5
-# Floating-point operations of one run of a quantized file: about two seconds in float64.
+# Maximum floating-point operations of one run of a quantized file at more sizes: about two seconds in float64.
 _QUANTIZED_WORK = 1e10
-# Floating-point operations to spend on more sizes, counting one run each; each size is run about seven times.
+# Floating-point operations to spend on more sizes, counted as one run for each size. Each size is really run about
+# seven times.
 _WORK = 2e9
 
 
@@ -52,9 +53,9 @@ class InputPlan:
     """Input cases of a comparison.
 
     Attributes:
-        left_out: sizes that cost too much, each with the reason.
+        left_out: sizes that are not run because they cost too much, each with the reason.
         most: limit on the input elements of a case.
-        too_large: sizes whose inner tensors cost too much.
+        too_large: sizes whose inner tensors take too much memory.
     """
 
     cases: tuple[InputCase, ...]
@@ -65,12 +66,12 @@ class InputPlan:
 
 @dataclass(frozen=True)
 class IntegerHints:
-    """Hints on values of integer inputs with unknown range, besides 0 and 1.
+    """Values to try for integer inputs with unknown range, in addition to 0 and 1.
 
     Attributes:
-        named: input -> integers that a file compares it with.
-        examples: the model's example call, by input; {} without.
-        free: inputs that no file uses as a size or as rows of a table.
+        named: input -> integers with which a file compares the input.
+        examples: input -> array in the model's example call; {} without an example call.
+        free: inputs that no file uses as a size or as an index of a table.
     """
 
     named: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -91,12 +92,12 @@ def make_edge_cases(
     Args:
         seeds: number of random inputs at the opt sizes.
         most: limit on the input elements of a case; None: 8 times those at the opt sizes.
-        work: floating-point operations of one run at the opt sizes, as far as known; they decide how many more sizes
+        work: floating-point operations of one run at the opt sizes, as far as known. They determine how many more sizes
             are run.
-        integers: values to try for integer inputs besides the random ones.
+        integers: values to try for integer inputs in addition to random values.
 
     Returns:
-        the cases, and the sizes left out.
+        the cases, and the sizes that are left out.
     """
     cases, left_out = generate_cases(model, seeds, most)
     opt = model.usual_sizes
@@ -136,7 +137,7 @@ def _claimed_cases(model: ModelSignature, seeds: int) -> Iterator[InputCase]:
 
 
 def has_unknown_range(spec: InputSpec) -> bool:
-    """Check whether the values of an integer input are unknown, so that 0 and 1 are drawn.
+    """Check whether the range of an integer input is unknown, so that 0 and 1 are drawn.
 
     Returns:
         True for an integer input without a range or with the default (0, 2), unless it is a mask.
@@ -147,9 +148,9 @@ def has_unknown_range(spec: InputSpec) -> bool:
 def _compared_integer_cases(
     model: ModelSignature, opt: Mapping[str, int], seed: int, named: Mapping[str, Sequence[int]]
 ) -> Iterator[InputCase]:
-    """Yield cases for each integer that a file compares an input with, and for the next one.
+    """Yield cases for each integer with which a file compares an input, and for the next integer.
 
-    A branch that no other input takes may depend on it.
+    The file may have a branch that runs only for this integer.
     """
     specs = {spec.name: spec for spec in model.inputs}
     maker = CaseMaker(model, opt, seed)
@@ -181,7 +182,8 @@ def _small_integer_cases(
     """Yield random inputs whose free integers are small numbers of both signs.
 
     A division or a comparison treats them differently from 0 and 1. 8-bit integers take all values of their type, like
-    the pixels of an image. Wider ones count as extreme, because they may exceed the range of a half-precision model.
+    the pixels of an image. Wider integers are cases of the kind "extreme", because they may exceed the range of a
+    half-precision model.
     """
     whole = all(
         np.iinfo(spec.dtype).bits == _BYTE for spec in model.inputs if spec.name in free and has_unknown_range(spec)
@@ -212,7 +214,10 @@ def _widen_range(spec: InputSpec) -> InputSpec:
 
 
 def _example_size_cases(model: ModelSignature, seeds: int, examples: Arrays) -> Iterator[InputCase]:
-    """Yield the example call, then random inputs at its sizes with open integers from 1 to their largest there."""
+    """Yield the example call, and random inputs at its sizes.
+
+    In the random inputs, integers of unknown range are drawn from 1 to their maximum in the example call.
+    """
     tops = {
         spec.name: int(examples[spec.name].max(initial=0))
         for spec in model.inputs
@@ -244,14 +249,14 @@ def make_affordable_cases(
     quantized: bool = False,
     integers: IntegerHints | None = None,
 ) -> InputPlan:
-    """Make cases as `make_edge_cases` does, with more sizes the cheaper the model is.
+    """Make cases as `make_edge_cases` does. The cheaper the model is, the more sizes are run.
 
     Args:
-        quantized: True if all files are quantized, and so run a dozen times in float64 on each input. Sizes above the
-            opt sizes are left out if one run costs more than `_QUANTIZED_WORK`, unless ``most`` is given.
+        quantized: True if all files are quantized. They then run a dozen times in float64 on each input. So sizes above
+            the opt sizes are left out if one run costs more than `_QUANTIZED_WORK`, unless ``most`` is given.
 
     Returns:
-        the cases, and the sizes left out.
+        the cases, and the sizes that are left out.
     """
     work = count_flops(model)
     if quantized and most is None and work:
@@ -279,10 +284,10 @@ class CaseMaker:
         Args:
             name: name of the case; its sizes are appended.
             change: changes the inputs in place.
-            promised: the model must run on the case.
+            promised: True if the model must run on the case.
 
         Returns:
-            the case, which draws its inputs when they are needed.
+            the case. It draws its inputs when they are needed.
         """
 
         def make_feeds() -> dict[str, Array]:
@@ -310,7 +315,7 @@ Edit = Callable[[Array, np.random.Generator], Array]
 def _extreme_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
     """Yield cases with extreme values in every floating-point input without a given range.
 
-    The values are all negative, all positive, constant, times 100, or have one outlier.
+    The values are all negative, all positive, constant, or 100 times larger, or one of them is an outlier.
     """
     free = {spec.name for spec in model.inputs if _is_unbounded_float(spec)}
     edits: dict[str, Edit] = {
@@ -333,7 +338,9 @@ def _non_finite_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) 
 
 
 def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) -> Array:
-    """Return a copy with ``value`` in one element of the first row; the other rows show whether it spreads."""
+    """Return a copy with ``value`` in one element of the first row. The outputs of other rows show whether ``value``
+    spreads to them.
+    """
     changed = values.copy()
     if changed.size:
         first = changed.reshape(len(changed) if changed.ndim else 1, -1)[0]
@@ -342,7 +349,7 @@ def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) 
 
 
 def _edit_inputs(feeds: dict[str, Array], rng: np.random.Generator, names: Collection[str], edit: Edit) -> None:
-    # In half precision, values times 100 may leave the range.
+    # In half precision, values times 100 may exceed the range, which numpy would warn about.
     with np.errstate(all="ignore"):
         for name in [name for name in feeds if name in names]:
             feeds[name] = edit(feeds[name].astype(np.float64), rng).astype(feeds[name].dtype)
@@ -352,9 +359,9 @@ def _edit_inputs(feeds: dict[str, Array], rng: np.random.Generator, names: Colle
 
 
 def _table_row_cases(model: ModelSignature, seed: int, most: int | None) -> Iterator[InputCase]:
-    """Yield cases that cover every value of an integer input, if a few inputs of an affordable size can hold them all.
+    """Yield cases that cover every value of an integer input, if a few inputs of an affordable size are enough.
 
-    Flags are left out, because random draws cover both values.
+    Inputs with two values are skipped, because random draws cover both values.
     """
     plans = [model.usual_sizes, *find_largest_sizes(model, most).kept]
     for spec in model.inputs:
@@ -378,7 +385,7 @@ def _set_rows(feeds: dict[str, Array], rng: np.random.Generator, name: str, low:
 
 
 def _is_index_input(spec: InputSpec) -> bool:
-    """Return whether the input is an integer with more than two values; random draws cover both values of a flag."""
+    """Return whether the input has integers with more than two values."""
     return spec.dtype.startswith(("int", "uint")) and spec.range is not None and spec.range[1] - spec.range[0] > 2
 
 
@@ -386,7 +393,7 @@ def _is_index_input(spec: InputSpec) -> bool:
 
 
 def _iter_sizes(model: ModelSignature, opt: Mapping[str, int], limit: int) -> Iterator[dict[str, int]]:
-    """Yield all dims at 2, then one dim at a time at more sizes.
+    """Yield sizes: first all dims at 2, then more sizes of one dim at a time.
 
     The other dims keep their opt size, or their smallest size if the opt size costs too much.
     """

@@ -1,7 +1,8 @@
-"""Find epsilons of a file that the model does not contain; outputs may not show the difference.
+"""Find epsilons of a file that the model does not contain.
 
-The input of a norm after an embedding or a bias can't be made small. A different epsilon then moves the output by less
-than rounding does. So epsilons are looked up in the model, as weights are.
+A comparison of outputs may not detect them: the input of a norm after an embedding or a bias can't be made small, so
+another epsilon changes the output less than rounding does. Therefore epsilons are looked up in the model, as weights
+are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .reference_models import FileModel, Original
 from .runtime_candidates import HALF_TYPES, ComparedFile
 from .wording import list_some
 
-# Larger numbers are not epsilons.
+# Largest number that is treated as an epsilon.
 _LARGEST = 0.1
 # Relative tolerance, because a file stores epsilons in float32.
 _SAME = 1e-6
@@ -57,7 +58,9 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
 
 
 def _is_round(value: float) -> bool:
-    """Return whether a number is a power of ten, as written epsilons are; an epsilon with a folded scale seldom is."""
+    """Return whether a number is a power of ten. An epsilon in a model's code is a power of ten, whereas an epsilon
+    with a folded scale seldom is.
+    """
     return value > 0 and abs(value / 10.0 ** round(math.log10(value)) - 1) <= _SAME
 
 
@@ -68,7 +71,7 @@ def _is_among(value: float, known: Sequence[float]) -> bool:
 
 
 def _iter_epsilons(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
-    """Yield (node, epsilon) for each attribute of that name and each small number added before a root."""
+    """Yield (node, epsilon) for each attribute ``epsilon`` and for each small number that is added before a root."""
     proto = inline_functions(proto)
     constants = small_constants(proto.graph, {})
     rooted = {name for node in proto.graph.node if node.op_type in _ROOTS for name in node.input[:1]}
@@ -86,7 +89,7 @@ def _iter_epsilons(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
 
 
 def _model_numbers(model: Original) -> set[float]:
-    """Return all numbers of a model that may be an epsilon."""
+    """Return all numbers in a model that may be epsilons."""
     if isinstance(model, FileModel):
         proto = inline_functions(model.proto)
         constants = small_constants(proto.graph, {})
@@ -106,7 +109,7 @@ def _model_numbers(model: Original) -> set[float]:
         arguments += [argument.default_value for schema in schemas for argument in schema.arguments]
         values = [leaf for leaf in arguments if isinstance(leaf, float)]
         values += [v for value in lifted_values(model.program).values() for v in _scalar_values(value)]
-        # torch's rms_norm without an epsilon uses the dtype's machine epsilon.
+        # Without an epsilon, torch's rms_norm uses the machine epsilon of the dtype.
         values += [torch.finfo(torch.float32).eps for schema in schemas if "rms_norm" in schema.name]
     return {v for v in values if 0 < v <= _LARGEST}
 

@@ -1,4 +1,4 @@
-"""Find the tensors of the model that a file's weight equals bit for bit."""
+"""Find the model's tensors that are bit-for-bit equal to a weight of a file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _Key = tuple[int, bytes, int]
 
 
 class EqualTensors:
-    """Index of the model's tensors by a key that no order of dims changes.
+    """Index of the model's tensors by a key that does not depend on the order of dims.
 
-    With the index, looking up many weights does not take quadratic time.
+    The index avoids a comparison of every weight with every tensor.
     """
 
     def __init__(self, stored: Arrays) -> None:
@@ -39,7 +39,8 @@ class EqualTensors:
         """Find the tensors that equal ``array`` bit for bit in some order of their dims.
 
         Returns:
-            names of the equal tensors; only the first if the same array was looked up before.
+            names of the equal tensors. If the same array was looked up before, only the first name, because the earlier
+            call returned all of them.
         """
         # Arrays of ml_dtypes' types do not support the buffer protocol.
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -65,7 +66,9 @@ class EqualTensors:
 
 
 def _order_free_key(array: Array) -> _Key:
-    """Return a key that no order of dims changes: size, bytes of the first and last element, sum of all bits."""
+    """Return a key that does not depend on the order of dims: size, bytes of the first and last element, sum of all
+    bits.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     bits = flat.view(f"u{flat.dtype.itemsize}")
     return flat.size, flat[[0, -1]].tobytes() if flat.size else b"", int(bits.sum(dtype=np.uint64))

@@ -1,7 +1,7 @@
 """Compare an exported file with PyTorch before it is written.
 
-Different outputs show a wrong file, whether an exporter's operator, the user's translation or a rewrite caused it. Two
-runs at small sizes take a few seconds at most; `verify` compares more.
+Different outputs mean that the file is wrong. The exporter, the user's translation of an operator, or a rewrite may
+have caused this. Two runs at small sizes take a few seconds at most; `verify` compares more inputs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
 
 _MOST_PARAMETERS = 2**28
-# Limit on one run.
+# Maximum seconds of one run.
 _MOST_SECONDS = 2.0
-# Roundings are drawn only if outputs differ, to exclude a tie that was rounded to the other side.
+# Number of runs with random roundings. They are made only if outputs differ, to find ties that may be rounded to either
+# side.
 _DRAWS = 8
 
 
@@ -53,8 +54,8 @@ class ExpectedOutputs:
 
     Attributes:
         unit: unit roundoff of the model's type.
-        relative: error that rounding always explains, relative to a row's largest element.
-        reason: reason why there is nothing to compare with; None if there is, or if no note is needed.
+        relative: error that is always attributed to rounding, relative to a row's largest element.
+        reason: reason why there are no outputs to compare with; None if there are outputs or if no note is needed.
     """
 
     runs: tuple[ReferenceRun, ...]
@@ -64,10 +65,10 @@ class ExpectedOutputs:
 
 
 def run_expected(model: LoadedModel) -> ExpectedOutputs:
-    """Run ``model`` in PyTorch at the smallest sizes of its dims and at small odd ones.
+    """Run ``model`` in PyTorch at the smallest sizes of its dims and at small odd sizes.
 
-    A model that draws random numbers has no right value, and `verify` judges one in half precision. Both give no runs
-    and no reason.
+    A model that draws random numbers is not run, because its outputs are not reproducible. A model in half precision is
+    not run either, because only `verify` can judge it. Neither case has a reason in the result.
 
     Returns:
         the outputs, or a reason why the model was not run.
@@ -87,7 +88,7 @@ def run_expected(model: LoadedModel) -> ExpectedOutputs:
                 feeds = model.samples(len(runs), sizes)
                 outputs = runner.infer(feeds)
             except Exception as error:
-                # torch and the model may raise anything, and a model may not run at odd sizes.
+                # torch and the model may raise exceptions of any type. A model may not run at odd sizes.
                 reason = reason or f"PyTorch does not run it at {at}: {str(error) or type(error).__name__}"
                 continue
             runs.append(ReferenceRun(at, feeds, outputs))
@@ -112,7 +113,7 @@ def require_expected_outputs(
         runtime: target of the file. A loss of digits in onnxruntime's kernels is not an error of a TensorRT file.
 
     Returns:
-        notes on checks that were not made.
+        notes on comparisons that were not possible.
 
     Raises:
         ExportError: an output differs by more than rounding explains.
@@ -179,7 +180,7 @@ def _unchecked_note(reason: str) -> str:
 
 
 def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Yield the smallest sizes, then small odd ones that differ between dims if their ranges allow it."""
+    """Yield the smallest sizes, then small odd sizes. The odd sizes of the dims differ if the ranges allow it."""
     dims = model.named_dims
     least = {name: dim.min for name, dim in dims.items()}
     yield _describe_sizes(least), least
@@ -198,7 +199,7 @@ def _describe_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _measure_rounding(model: LoadedModel, run: ReferenceRun, unit: float) -> RunResult:
-    """Measure how far rounding may move each element of each output."""
+    """Measure how much rounding may change each element of each output."""
     reference = RoundingRunner(model)
     exact = reference.infer(run.feeds)
     moved = {output: absolute_difference(value, run.outputs[output]) for output, value in exact.items()}
@@ -212,7 +213,7 @@ def _measure_rounding(model: LoadedModel, run: ReferenceRun, unit: float) -> Run
 def _describe_difference(
     run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult
 ) -> str | None:
-    """Describe the first output that differs by more than rounding explains; None if none does."""
+    """Describe the first output that differs by more than rounding explains; None if there is no such output."""
     for output, right in run.outputs.items():
         value = given[output]
         if not isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Find the integers of an input that a failure needs: a length of 0, or an index at the end of a table."""
+"""Find the integers in an input that cause a failure, such as a length of 0 or an index at the end of a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...types import Arrays
 
-# Largest input of lengths or indices, in elements: in a larger one, a single value says little.
+# Maximum number of elements of an input that is examined. In a larger input, a single value says little.
 _MOST_ELEMENTS = 64
 _MOST_VALUES = 3
 

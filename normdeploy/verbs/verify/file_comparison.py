@@ -1,29 +1,32 @@
-"""Compare files with the model they were made from: every runtime's error against float64, next to eager's own error.
+"""Compare files with the model that they were made from, by errors against float64 and by the error of eager mode.
 
 The rule for each element of a floating-point output (``normdeploy.compare.error_bounds``):
 
     error ≤ 4 · max(ρ · s, eager's own error)
 
-Errors are measured against the model in float64. s is how far random roundings of the reference move the element, plus
-one ulp. ρ is the number of units s that eager needs.
+Errors are measured against the reference, the model in float64. s is the unit for each element: the change of the
+element if the intermediate values of the reference are rounded at random, plus one ulp. ρ is the error of eager mode in
+units s.
 
-Two sources bound the error of one correct evaluation in the model's type. The reference with each intermediate rounded
-at random shows the elements that depend on roundings. Eager has sums as long as any other evaluation's. Another
-evaluation is another draw of the same size, and the factor 4 is the margin between two draws. No other tolerance is
-added.
+The bound combines two measurements of a correct evaluation in the model's type. The random roundings show which
+elements depend on rounding. Eager mode has sums as long as in any other evaluation, so ρ measures their errors. Another
+correct evaluation differs from these two as one random draw differs from another; the factor 4 is the margin between
+two draws. No other tolerance is added.
 
-NaN and infinities must be at the same places as in the reference, rounded to the output's type. On extreme or
-non-finite inputs (``edge_cases``) they may also be at eager's places, and NaN and Inf count alike. A file in half
-precision (``--precision``) is compared with eager in half precision, both on inputs rounded to it. Files of several
-precisions may be compared at once, each with eager in its own precision.
+NaN and infinities must be in the same elements as in the reference, rounded to the output's type. On extreme or
+non-finite inputs (``edge_cases``) they may also be in the same elements as in eager mode, and NaN and Inf are not
+distinguished.
 
-Rules that the user gives for an output (``policy``) replace this rule, which is still judged and reported. The
-exception is a quantized file whose outputs all have such rules, because its default rule takes dozens of runs in
-float64.
+A file in half precision (``--precision``) is compared with eager mode in half precision, on inputs that are rounded to
+half precision. Files of several precisions may be compared at once, each with eager mode in the file's precision.
 
-Integers and bools must be equal unless the result depends on a rounding. They may then also equal eager's result, or a
-result of the reference with every parameter and input off by up to 4 units of the model's type. Such differences are
-counted and reported.
+If the user gives rules for an output (``policy``), these rules decide. The default rule is still computed and reported.
+The exception is a quantized file whose outputs all have given rules, because the default rule would take dozens of runs
+in float64.
+
+Integers and bools must be equal unless the result depends on rounding. If it does, two other results are also right:
+the result of eager mode, and a result of the reference with perturbed parameters and inputs. The perturbation is at
+most 4 units of the model's type. Such differences are counted and reported.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ from .runtime_candidates import (
 from .tensor_drift import DriftPoint
 from .weight_audit import audit_weights
 
-# Number of outputs that a message names.
+# Maximum number of outputs that a message names.
 _NAMED = 3
 
 
@@ -95,34 +98,41 @@ def compare_files(
 ) -> Comparison:
     """Compare the outputs of ``files`` in each runtime with ``model`` in float64.
 
-    These run: eager in the model's own type (and in half precision if a file uses it), onnxruntime with its optimizer
-    off and on, and each engine if a GPU is present. onnxruntime runs on the CPU, and on CUDA if that works. Runtimes
-    that do not run are listed with the reason. If only onnxruntime's optimizer breaks a file, the optimizers to blame
-    are found and named.
+    These runtimes are compared:
+
+    - eager mode in the model's own type, and in half precision if a file uses it;
+    - onnxruntime with its optimizer off and on, on the CPU, and on CUDA if it is available;
+    - each engine, if a GPU is present.
+
+    Runtimes that can't run are listed with the reason. If only onnxruntime's optimizer breaks a file, the result names
+    the faulty optimizers.
 
     Args:
         files: ONNX files and engines, distinguished by content.
-        engines: more of them.
-        seeds: number of random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
-        inputs: the user's own inputs, name -> array or an .npz file, one or several; they replace the generated inputs.
-        drift: also compare inner tensors: the error of every tensor that an ONNX file and the model share.
+        engines: more engines.
+        seeds: number of random inputs at the opt sizes, in addition to inputs of other sizes, of small numbers and of
+            zeros.
+        inputs: one or several inputs of the user, each name -> array or an .npz file. They replace the generated
+            inputs.
+        drift: also compare the inner tensors that an ONNX file and the model share.
         most: limit on the input elements of a generated input; None: 8 times those at the opt sizes. Larger sizes are
             left out.
         policy: rules for outputs that replace the default rule.
-        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours". None: all names must
-            be the model's, and are not matched by order either.
+        names: the file's name of an input or output -> the model's name, or texts such as "theirs=ours". None means
+            that all names must be equal; names are then not matched by order either.
         dataset: samples to measure metrics and tolerances on.
         runners: names of third-party runtimes that also run ONNX files.
-        budget: limits on time and memory; the verdict tells which work they left out.
+        budget: limits on time and memory. The verdict states the work that was skipped because of them.
         progress: called with (stage, done, total).
 
     Returns:
-        the comparison; true if a runtime ran each ONNX file and every output and weight passes (``Comparison.ok``).
+        the comparison. It is true if each ONNX file ran in some runtime and every output and weight passes
+        (``Comparison.ok``).
 
     Raises:
         GraphError: no file can be read.
-        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or the model
-            does not run on it. Also: a rule or name does not match the model or the files.
+        InputError: a file is missing or has other inputs than the model; an input does not fit the model, or the model
+            does not run on the input; or a rule or name does not match the model or the files.
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
@@ -212,7 +222,7 @@ def compare_files(
 
 
 def _split_readable(files: Sequence[File]) -> tuple[list[File], list[NotRun]]:
-    """Separate the files that can be opened from those that can't, which run nowhere.
+    """Separate the files that can be opened from the files that can't be opened and therefore run nowhere.
 
     Raises:
         GraphError: no file can be opened.
@@ -238,7 +248,7 @@ def _require_deterministic(model: Original) -> None:
     """Refuse a model that draws random numbers, because two of its runs differ.
 
     Raises:
-        InputError: the model draws; the message names the operators.
+        InputError: the model draws random numbers; the message names the operators.
     """
     if isinstance(model, LoadedModel):
         draws = random_ops_of_program(model.program)
@@ -252,7 +262,7 @@ def _require_deterministic(model: Original) -> None:
 
 
 def _find_empty_outputs(model: Original, trials: Mapping[str, PrecisionTrial]) -> list[str]:
-    """Return the outputs without elements at any input.
+    """Return the outputs that are empty for every input.
 
     Raises:
         InputError: all outputs are empty.
@@ -273,7 +283,7 @@ def _describe_size_limit(too_large: Sequence[str], budget: ComparisonBudget) -> 
 
 
 def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) -> Iterable[str]:
-    """Yield phrases on sizes that the files take and that were not tried."""
+    """Yield phrases on sizes that the files accept but that were not tried."""
     if isinstance(model, FileModel):
         return
     for subject in compared:
@@ -283,7 +293,9 @@ def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) ->
 
 
 def _usual_precision(compared: Sequence[ComparedFile]) -> str:
-    """Return the precision of the ONNX files if they agree, otherwise ""; engines of unknown precision use it."""
+    """Return the precision of the ONNX files if all have the same precision, otherwise "". An engine of unknown
+    precision is judged in this precision.
+    """
     kinds = {s.precision for s in compared if not s.runtime}
     if len(kinds) == 1:
         return kinds.pop()

@@ -1,4 +1,4 @@
-"""Measure drift in the files that ``verify`` compares, in each form that it runs."""
+"""Measure drift, the errors of inner tensors, in the files that ``verify`` compares, in each form in which they run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure_file_drift(
 
     Args:
         feeds: inputs by name.
-        precision: half precision of the file, or "" to leave out the stepwise form.
+        precision: half precision of the file, or "" to skip the stepwise form.
 
     Returns:
         (points of all forms, a note for each form that could not be measured).

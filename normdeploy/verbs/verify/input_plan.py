@@ -1,4 +1,4 @@
-"""Plan the inputs of a comparison: the user's own, or generated ones within the budget."""
+"""Plan the inputs of a comparison: the user's inputs, or generated inputs within the budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .edge_cases import InputPlan, IntegerHints, has_unknown_range, make_afforda
 from .reference_models import FileModel, Original
 from .runtime_candidates import FLOATS, HALF_TYPES, ComparedFile
 
-# Thresholds that are tried for one input of one file.
+# Maximum number of thresholds that are tried for one input of one file.
 _THRESHOLDS = 8
 
 
@@ -45,7 +45,7 @@ def plan_inputs(
         the cases, and the sizes that exceed the budget.
     """
     insides = [InnerSizes(load_small_weights(s.path), s.inputs, model.inputs) for s in compared if not s.runtime]
-    # An optimized file may not contain the largest tensor of its reference.
+    # A reference file is included, because an optimized file may not contain the reference's largest tensor.
     if isinstance(model, FileModel):
         insides.append(InnerSizes(model.proto, {}, model.inputs))
     usual = shrink_usual_sizes(model, insides, budget)
@@ -107,13 +107,13 @@ def _example_inputs(model: Original) -> dict[str, Array]:
 
 
 def _mark_unpromised(model: Original, cases: Sequence[InputCase]) -> Iterable[InputCase]:
-    """Mark generated cases as unpromised if sizes are guessed, because the model need not take all of them."""
+    """If sizes are guessed, mark generated cases as unpromised: the model need not accept these sizes."""
     guessed = isinstance(model, FileModel) and model.guessed
     return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
 
 
 def _half_input_types(compared: Sequence[ComparedFile]) -> dict[str, set[np.dtype]]:
-    """Return, for each input, the half-precision dtypes in which a file takes it."""
+    """Return, for each input, the half-precision dtypes that the files have for this input."""
     kinds: dict[str, set[np.dtype]] = {}
     for name, kind in (pair for subject in compared for pair in subject.types.items()):
         if kind in HALF_TYPES:
@@ -122,7 +122,7 @@ def _half_input_types(compared: Sequence[ComparedFile]) -> dict[str, set[np.dtyp
 
 
 def are_quantized(compared: Sequence[ComparedFile]) -> bool:
-    """Check whether every file has an error budget, which covers usual numbers only.
+    """Check whether every file has an error budget, which covers only ordinary numbers.
 
     Returns:
         True if all files have one.

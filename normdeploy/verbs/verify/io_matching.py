@@ -1,8 +1,10 @@
-"""Match the inputs and outputs of a file with the model's: by name, by the user's map (``verify --map``), or by order.
+"""Match the inputs and outputs of a file with those of the model: by name, by the user's map (``verify --map``), or by
+order.
 
-Equal names match. If no names are equal and equally many are unmapped on both sides, they are matched by order. Each
-pair must then agree in kind (floating, integer, bool), rank and static sizes, and a note reports the match. If some
-names are equal, the others are missing. A wrong match can't pass, because the values are compared.
+Equal names match. If no names are equal, and file and model have the same number of unmapped names, they are matched by
+order. Each pair must then agree in kind (floating, integer, bool), rank and static sizes, and a note reports the match.
+If only some names are equal, the other inputs or outputs count as missing. A wrong match can't pass, because the values
+are compared.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class TensorEnd:
     """Input or output of a model.
 
     Attributes:
-        kind: numpy's kind, "f", "i", "u" or "b"; "f" for bfloat16; None if unknown.
-        shape: sizes, None for a dynamic or unknown one; None if unknown.
+        kind: numpy's kind of dtype, "f", "i", "u" or "b" ("f" for bfloat16); None if unknown.
+        shape: sizes of the dims, with None for a dynamic or unknown dim; None if the rank is unknown.
     """
 
     name: str
@@ -40,7 +42,7 @@ class TensorEnd:
     shape: Shape | None = None
 
     def is_compatible(self, other: TensorEnd) -> bool:
-        """Check whether two ends may be the same.
+        """Check whether two inputs, or two outputs, may be the same tensor.
 
         Returns:
             True if kind, rank and static sizes agree as far as they are known.
@@ -67,7 +69,7 @@ class NameMatch:
     Attributes:
         inputs: the file's name -> the model's, if they differ.
         outputs: the file's name -> the model's, if they differ.
-        spared: inputs of the model that it does not use and the file does not take.
+        spared: inputs that the model does not use and that the file does not have.
     """
 
     inputs: Mapping[str, str]
@@ -78,7 +80,7 @@ class NameMatch:
 
 @dataclass(frozen=True, kw_only=True)
 class RenamedFile:
-    """File whose inputs and outputs may have other names than the model's.
+    """File whose inputs and outputs may have other names than in the model.
 
     Attributes:
         inputs: the file's name -> the model's, if they differ.
@@ -115,10 +117,10 @@ class RenamedFile:
         """Rename the file's outputs.
 
         Returns:
-            the model's name -> array; an output that is mapped to another name does not keep its own.
+            the model's name -> array. An output that is mapped to another name does not also keep its own name.
         """
         renamed = {ours: result[name] for name, ours in self.outputs.items() if name in result}
-        # An output mapped to another name does not keep its own.
+        # An output that is mapped to another name does not also keep its own name.
         own = {name: value for name, value in result.items() if name not in renamed and name not in self.outputs}
         return own | renamed
 
@@ -142,7 +144,7 @@ def list_pairs(given: Map) -> list[str | tuple[str, str]]:
 def parse_map(given: Map, model: ModelSignature) -> dict[str, str]:
     """Parse a map of names from pairs or texts such as "input.1=x".
 
-    If a text has several "=", the first one before a name of the model separates the names.
+    If a text has several "=", the names are separated by the first "=" that is followed by a name of the model.
 
     Returns:
         the file's name -> the model's.
@@ -229,7 +231,7 @@ def match_names(
         the matched names, with notes.
 
     Raises:
-        InputError: an input of the file or the model has no match, or two are mapped to the same.
+        InputError: an input of the file or the model has no match, or two names are mapped to the same name.
     """
     theirs = graph_ends(graph)
     ours = [
@@ -325,7 +327,8 @@ def _match_ends(
     changed = {a: b for a, b in stated.items() if a != b}
     pairs = list(zip(left.theirs, left.ours, strict=False))
     fit = all(a.is_compatible(b) for a, b in pairs)
-    # A single output can't be confused with another; if shapes differ, the comparison reports both.
+    # A single output can't be confused with another output, so its shape is not checked here. The comparison reports
+    # different shapes.
     alone = not inputs and len(theirs) == len(ours) == 1
     if ordered and not same and len(left.theirs) == len(left.ours) and (fit or alone):
         return changed | {a.name: b.name for a, b in pairs}, _UnmatchedEnds((), ())
@@ -337,7 +340,11 @@ def _describe_unmatched(left: _UnmatchedEnds) -> str:
 
 
 def _describe_layout_change(left: _UnmatchedEnds) -> str:
-    """Describe a single unmatched input whose dims are the model's in another layout; otherwise return ""."""
+    """If there is a single unmatched input, and its dims are the model's dims in another layout, describe the layout.
+
+    Returns:
+        the description; otherwise "".
+    """
     if len(left.theirs) != 1 or len(left.ours) != 1:
         return ""
     (theirs,), (ours,) = left.theirs, left.ours
@@ -355,8 +362,8 @@ def _describe_layout_change(left: _UnmatchedEnds) -> str:
 def rename_ends(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> onnx.ModelProto:
     """Copy a model with other names for its inputs and outputs, connected by an Identity for each changed name.
 
-    Inner tensors with one of the new names get unused names. So do inputs and outputs that keep their position, because
-    names may be swapped, and an output may take an input's former name.
+    Inner tensors that already have one of the new names get unused names. The former inputs and outputs also get unused
+    names, because names may be swapped, and an output may get the former name of an input.
 
     Returns:
         the renamed copy.
@@ -401,7 +408,7 @@ def _unused_name(name: str, used: set[str]) -> str:
 
 
 def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors, in bodies that read them too."""
+    """Rename tensors of a graph, also in bodies that read them."""
     if not names:
         return
     for item in (

@@ -1,8 +1,9 @@
 """Merge the convolutions of a model's parallel branches, for `weight_audit` to compare a merged weight with.
 
-Each result of the program is expressed as a convolution of an earlier tensor, W·x + c. It is followed through
-convolutions by parameters, batch norms in eval mode, sums and differences, and products with parameters of each
-channel. Values are float64; the sum of the magnitudes of their terms is computed too.
+Each result of the program is expressed, if possible, as a convolution of an earlier tensor x: W·x + c. W and c are
+composed along convolutions, batch norms in eval mode, sums and differences, and products with one parameter per
+channel. Values are float64. For each value, the sum of the magnitudes of its terms is computed too, because rounding
+errors are relative to it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _LinearMap:
     names: tuple[str, ...]
 
     def scale_and_shift(self, a: Array, b: Array, size_b: Array) -> _LinearMap:
-        """Compose the map with y -> a·y + b for each channel; ``size_b`` holds the magnitudes of ``b``."""
+        """Compose the map with y -> a·y + b for each channel. ``size_b`` has the magnitudes of the terms of ``b``."""
         if self.w is None or self.size_w is None:
             w: Array = np.asarray(a)
             return _LinearMap(self.x, w, a * self.c + b, np.abs(w), np.abs(a) * self.size_c + size_b, 0, (), self.names)
@@ -92,7 +93,7 @@ def iter_merged_tensors(model: LoadedModel, stored: Arrays) -> Iterator[tuple[st
             made = _add_linear(linear_map_of(given["self"]), linear_map_of(given["other"]), 1 if op == "add" else -1)
             yield from _iter_merged(made)
         elif op in ("add", "sub") and given.get("other") == 0:
-            # A sum in a loop starts with 0.
+            # Python's sum() starts with 0, so 0 + x is treated as x.
             made = linear_map_of(given["self"])
         elif op == "mul":
             made = _multiply_linear(
@@ -147,7 +148,9 @@ def _multiply_linear(z: _LinearMap, by: Array | None) -> _LinearMap | None:
 
 
 def _add_linear(one: _LinearMap, other: _LinearMap, sign: int) -> _LinearMap | None:
-    """Add two maps of one tensor: center a smaller kernel in the larger one, and expand a scale to a unit matrix."""
+    """Add two maps of the same tensor. A smaller kernel is centered in the larger one; a scale becomes a diagonal
+    kernel.
+    """
     if one.x != other.x or (one.w is None and other.w is None):
         return None
     frame = max((v for v in (one, other) if v.w is not None), key=lambda v: (v.w.ndim, v.w.size))  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""List the tensors of a PyTorch or ONNX model and the shifts that its BatchNorms make of biases.
+"""List the tensors of a PyTorch or ONNX model, and the biases that result from folding its BatchNorms.
 
 ``weight_audit`` compares weights with them.
 """
@@ -48,7 +48,7 @@ def model_tensors_by_name(model: Original) -> dict[str, Array]:
 
 
 def iter_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """List the initializers of a graph and its bodies, except strings, which may not be valid text.
+    """List the initializers of a graph and its bodies, except those of strings, which may not be valid text.
 
     Yields:
         the initializers.
@@ -62,7 +62,7 @@ def iter_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """Names of a BatchNorm's tensors; None for a tensor that it does not have."""
+    """Names of the tensors of a BatchNorm; None for a tensor that the BatchNorm does not have."""
 
     owner: str
     epsilon: float
@@ -75,7 +75,8 @@ class BatchNorm:
         """Read the BatchNorm's numbers from ``stored``.
 
         Returns:
-            float64 vectors [C]; None if its variance is not stored. A missing weight is 1, a missing bias or mean 0.
+            float64 vectors [C]; None if the variance is not stored. A missing weight counts as 1, a missing bias or
+            mean as 0.
         """
         variance = stored.get(self.variance or "")
         if variance is None:
@@ -124,10 +125,10 @@ def iter_batch_norms(model: Original) -> Iterator[BatchNorm]:
 
 
 def iter_bias_shifts(model: Original, stored: Arrays) -> Iterator[Shifts]:
-    """Compute the shifts that each BatchNorm makes of every bias of its width, with scale = weight / sqrt(var + eps).
+    """Compute every bias with each BatchNorm of its width folded in, with scale = weight / sqrt(var + eps).
 
     Yields:
-        for each BatchNorm, its shifts and then its scale.
+        for each BatchNorm, the shifted biases and then the scale.
     """
     biases: dict[int, dict[str, Array]] = {}
     stacked: dict[int, Array] = {}

@@ -1,7 +1,8 @@
-"""Find the optimizer of onnxruntime that breaks a file that is right without it.
+"""Find the optimizer of onnxruntime that breaks a file, if the file is right without this optimizer.
 
-onnxruntime's log names the optimizers that changed the graph. A binary search finds the fewest that must be disabled
-for the file to pass (QuickXplain: Junker, AAAI 2004). It takes about 2·log2(n) sessions for one culprit among n.
+onnxruntime's log names the optimizers that changed the graph. A binary search finds the smallest set of optimizers that
+must be disabled for the file to pass (QuickXplain: Junker, AAAI 2004). It takes about 2·log2(n) sessions to find one of
+n optimizers.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from .reference_models import FileModel, rounds_itself
 from .runtime_candidates import STEPWISE, RuntimeCandidate, input_types
 
 _RULES = re.compile(r"Level\d_RuleBasedTransformer$")
-# Rewrite rules behind the transformers with such names, which the log does not distinguish. The names are those of
-# onnxruntime 1.31; unknown names have no effect.
+# Rewrite rules of the transformers that `_RULES` matches. The log names only the transformer, not the rule. The names
+# are those of onnxruntime 1.31; unknown names have no effect.
 RULES = (
     "EliminateIdentity",
     "EliminateSlice",
@@ -54,7 +55,8 @@ RULES = (
     "ReluQuantRewrite",
 )
 
-# The log bypasses Python and goes to the process's standard error, so it is read from another process.
+# Script that loads the file in a child process. onnxruntime writes its log directly to the standard error of the
+# process, where Python can't read it.
 _LISTEN = """
 import sys, onnxruntime
 options = onnxruntime.SessionOptions()
@@ -69,9 +71,10 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClock) -> None:
-    """For each file that is wrong only with onnxruntime's optimizer, record the part of the optimizer that breaks it.
+    """Find the faulty part of onnxruntime's optimizer for each file that is wrong only with this optimizer, and record
+    it.
 
-    Candidates that fail only because of the runtime's own error are marked as not judged.
+    Candidates that fail only because the runtime itself is wrong are marked as not judged.
     """
     plain = {(c.file_label, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
     stepwise = {c.file_label: c for c in trial.candidates if c.name == STEPWISE}
@@ -84,21 +87,22 @@ def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClo
         if off is None or off.unavailable or candidate.crashes:
             continue
         if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
-            # The file was quantized for TensorRT.
+            # The file was quantized for TensorRT, so onnxruntime need not load it.
             continue
         if candidate.unavailable:
-            # The file runs with the optimizer off, so the missing kernel belongs to a node that the optimizer made.
+            # The file runs with the optimizer off, so the node without a kernel was created by the optimizer.
             candidate.failure = candidate.unavailable
             candidate.unavailable = None
         alone = trial.candidate_results(off)
         verdicts = list(trial.candidate_results(candidate))
         right = {r.output for r in alone if r.by_default == "pass"}
-        # If the file's half precision itself is wrong, no optimizer is to blame. With all of them off, the CPU provider
-        # computes single half-precision nodes in float32.
+        # An output that is wrong in stepwise half precision is excluded: the file is wrong, not the optimizer. With the
+        # optimizer off, the CPU provider computes single half-precision nodes in float32 and hides this.
         if candidate.file_label in stepwise:
             right -= {r.output for r in trial.candidate_results(stepwise[candidate.file_label]) if not r}
         wrong = [r for r in verdicts if not r and r.by_default != "pass" and r.output in right]
-        # Given rules decide, so no default rule can distinguish the parts of the optimizer.
+        # Only given rules decide on these outputs, and the search needs the default rule. So the whole optimizer is
+        # blamed.
         ruled = {r.output for r in alone if r and not r.by_default}
         if any(not r and r.output in ruled for r in verdicts):
             candidate.advice = _WHOLE
@@ -113,7 +117,7 @@ def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClo
 def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wrong: Sequence[OutputResult]) -> None:
     """Mark a candidate as not judged if the runtime makes the same error on the reference file.
 
-    If both agree within the file's allowed error, the file itself is off by no more than the reference plus that error.
+    The errors are the same if the error on the file exceeds the error on the reference by at most the allowed error.
     """
     model = trial.model
     if not isinstance(model, FileModel) or candidate.subject is None or candidate.subject.steps is not None:
@@ -138,7 +142,7 @@ def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wr
 def _excuse_saturated_products(trial: PrecisionTrial, plain: Mapping[tuple[str, str], RuntimeCandidate]) -> None:
     """Mark a candidate as not judged if the processor sums its integer products wrongly.
 
-    A session with onnxruntime's optimizer, which sums them right, must pass.
+    This is only done if a session with onnxruntime's optimizer, which sums the products correctly, passes.
     """
     for on in trial.candidates:
         if on.optimize and on.provider == "cpu":
@@ -178,11 +182,11 @@ def blame_optimizer(
     def is_right_with(make: Callable[[], OrtRunner], names: Sequence[str]) -> bool:
         return trial.passes(RuntimeCandidate(candidate.name, make, candidate.subject), outputs, names)
 
-    # The search may take as long as the comparison did, but not longer.
+    # The search may take at most as long as the comparison took.
     search = clock.extended_clock()
 
     def passes_without(disabled: Sequence[str], names: Sequence[str] = worst) -> bool:
-        # Without a trial nothing is known to help, so the whole optimizer is blamed.
+        # Without time for a trial, the faulty part is unknown, so the whole optimizer is blamed.
         if search.is_over():
             clock.blamed[candidate.file_label] = None
             return False
@@ -207,7 +211,7 @@ def blame_optimizer(
 
 
 def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-    """Judge the file with float operands if it passes with them; return whether it does."""
+    """Judge the file with float operands if it passes with them, and return whether it passes."""
     assert candidate.subject is not None
     make = partial(OrtRunner, candidate.subject.path, provider=candidate.provider, entries=FLOAT_OPERANDS)
     fresh = RuntimeCandidate(candidate.name, make, candidate.subject)
@@ -225,10 +229,10 @@ def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidat
 
 
 def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-    """Judge a file by its error budget if its model rounds too and it passes so; return whether it does.
+    """Judge a file by its error budget if its model rounds too and the file then passes. Return whether it passes.
 
-    Integer kernels sum exactly but float32 rounds, so a value next to the edge of a step may be rounded to the other
-    side. Integer kernels also round biases, to much less than a step.
+    Integer kernels sum exactly, but float32 rounds. So a value near the edge of a quantization step may be rounded to
+    the other side. Integer kernels also round biases, by much less than a step.
     """
     subject = candidate.subject
     assert subject is not None
@@ -250,7 +254,9 @@ def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, output
 def _take_over(
     trial: PrecisionTrial, candidate: RuntimeCandidate, fresh: RuntimeCandidate, outputs: Collection[str]
 ) -> OutputResult:
-    """Replace a candidate's tallies with those of ``fresh``; return its own result with the largest error."""
+    """Replace a candidate's tallies with those of ``fresh``. Return the candidate's former result with the largest
+    error.
+    """
     own = [result for result in trial.candidate_results(candidate) if result.output in outputs]
     candidate.tallies = fresh.tallies
     candidate.measures = fresh.measures
@@ -273,17 +279,17 @@ def list_applied_optimizers(path: Path, provider: str, disabled: Sequence[str] =
 
 
 def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
-    """Find the fewest optimizers that must be disabled for the file to pass.
+    """Find the smallest set of optimizers that must be disabled for the file to pass.
 
     Args:
         passes: returns whether the file is right with the named optimizers disabled.
 
     Returns:
-        their names; () if disabling all that change the file does not help.
+        their names; () if the file is wrong even with all optimizers disabled that change it.
     """
     known: list[str] = []
     while fresh := [name for name in list_applied_optimizers(path, provider, known) if name not in known]:
-        # If one is disabled, another may do the same work.
+        # After an optimizer is disabled, another optimizer may change the graph instead, so the log is read again.
         known += fresh
         if passes(known):
             break
@@ -297,15 +303,15 @@ def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
 
 
 def minimize_disabled(passes: Passes, kept: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
-    """Find the fewest of ``names`` that repair the file together with ``kept``.
+    """Find the smallest subset of ``names`` that must be disabled, together with ``kept``, for the file to pass.
 
-    Disabling all of ``names`` and ``kept`` must repair it.
+    The file must pass if all of ``names`` and ``kept`` are disabled.
 
     Args:
-        tried: True if ``kept`` alone is known not to repair it.
+        tried: True if the file is known to fail if only ``kept`` is disabled.
 
     Returns:
-        the fewest names.
+        the subset.
     """
     if not tried and passes(kept):
         return []

@@ -17,9 +17,9 @@ from .reference_models import OWN, runtime_label
 from .rule_measures import RuleVerdict
 
 DEFAULT = "default rule"
-# Kinds of input cases, the plainest first.
+# Kinds of input cases, from the most ordinary to the most extreme.
 KINDS = ("given", "random", DATASET, "small", HIDDEN, "zeros", EXTREME, INFINITE, NAN)
-# Reason for quantized files, whose default rule takes dozens of runs in float64.
+# Reason why the default rule was not judged for a quantized file: it takes dozens of runs in float64.
 NOT_JUDGED = "--also-default asks for it"
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
 
@@ -28,23 +28,24 @@ COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdic
 class OutputResult(ShortRepr):
     """Result of one output in one runtime; true if it passes.
 
-    Errors are the default rule's. They are NaN or infinite if the output is, and NaN if there is none.
+    Errors are those of the default rule. They are NaN or infinite if the output is, and NaN if there is no output.
 
     Attributes:
-        max_abs_error: absolute error of the element that came nearest to failing, or of all elements if they share one
-            bound.
+        max_abs_error: absolute error of the element that came nearest to failing. If all elements share one bound, this
+            is the largest absolute error.
         max_rel_error: largest error relative to its element; informational only.
-        allowed: allowed error of the element of ``max_abs_error``; NaN if given rules judged without the default rule.
-        case: input case of that element.
-        near_ties: number of integers that differ because of a rounding.
-        file: "" for eager.
-        precision: "fp16" or "bf16" if eager in that type judged it, otherwise "".
-        culprit: onnxruntime's optimizers without which the file passes.
-        rules: rules given for the output, which decide; without any, the default rule decides.
-        by_default: verdict of the default rule; "" if the runtime could not run, or for a quantized file that given
-            rules alone judge.
-        default_reason: reason why the default rule fails, if the error alone does not show it.
-        steps: for a quantized file, movement of the output by its steps alone, relative to the output (root mean
+        allowed: allowed error of the element of ``max_abs_error``; NaN if only given rules judge the output.
+        case: input case of this element.
+        near_ties: number of integers that differ because of rounding.
+        file: label of the file; "" for eager mode.
+        precision: "fp16" or "bf16" if the output was compared with eager mode in this type, otherwise "".
+        culprit: optimizers of onnxruntime that must be disabled for the file to pass.
+        rules: verdicts of the rules that the user gave for the output. They decide; without such rules, the default
+            rule decides.
+        by_default: verdict of the default rule; "" if the runtime could not run, or if only given rules judge a
+            quantized file.
+        default_reason: reason why the default rule fails, if the error does not show it.
+        steps: for a quantized file, change of the output by its quantization steps, relative to the output (root mean
             squares); None for other files.
     """
 
@@ -114,7 +115,8 @@ def judge_output(
 ) -> OutputResult:
     """Judge one output from its tallies.
 
-    The plainest failing kind of case gives the numbers. If none fails, the kind that comes nearest to failing does.
+    The numbers of the result come from the most ordinary kind of case that fails. If no kind fails, they come from the
+    kind that is nearest to failing.
 
     Args:
         mine: kind of case -> tally of the runtime.
@@ -167,7 +169,7 @@ def failed_result(output: str, runtime: str, dtype: np.dtype, case: str, reason:
 
 
 def kind_rank(kind: str) -> tuple[int, bool]:
-    """Rank a kind of case: usual numbers first, non-finite numbers last.
+    """Rank a kind of case: ordinary numbers first, non-finite numbers last.
 
     Returns:
         a sort key.
@@ -176,10 +178,10 @@ def kind_rank(kind: str) -> tuple[int, bool]:
 
 
 def apply_rules(result: OutputResult, rules: Sequence[RuleVerdict], required: bool) -> OutputResult:
-    """Add the given rules to the default rule's result; the given rules decide.
+    """Add the given rules to the result of the default rule. The given rules decide.
 
     Args:
-        required: the default rule must hold as well.
+        required: True if the default rule must hold as well.
 
     Returns:
         ``result`` with the final verdict and the default rule's verdict in ``by_default``.

@@ -1,4 +1,6 @@
-"""Judge each output of a runtime from its tallies, by the default rule and by given rules, and explain failures."""
+"""Judge each output of a runtime from its error tallies, by the default rule and by given rules, and explain
+failures.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class TrialRecord(Protocol):
     Attributes:
         precision: half precision of the trial; "" for the model's own precision.
         answers: float64 results of each case.
-        eager: eager PyTorch, which the runtimes are judged by.
+        eager: eager PyTorch; its errors determine the allowed errors of the runtimes.
     """
 
     precision: str
@@ -75,7 +77,8 @@ def _output_results(
 def _describe_failing_integers(trial: TrialRecord, tallies: Iterable[ErrorTally]) -> str | None:
     """Describe input integers that every failing case has and no passing case has."""
     names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
-    # Samples of a dataset have separate rules. Extreme integers would enclose the range of all others.
+    # Samples of a dataset are not used, because they have separate rules. Extreme cases that passed are not used
+    # either: their integers would include the values of all other cases.
     answers = [answer for answer in trial.answers if answer.case.kind != DATASET]
     failed = [answer.feeds for answer in answers if answer.case.name in names]
     passed = [a.feeds for a in answers if a.case.name not in names and a.case.kind != EXTREME]
@@ -105,12 +108,12 @@ def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> Outpu
 
 
 def _add_reason(result: OutputResult, reason: str | None) -> OutputResult:
-    """Append a reason, if there is one, to the reasons of a result."""
+    """Append a reason to the reasons of a result, if the reason is not empty."""
     return replace(result, reason="; ".join(filter(None, (result.reason, reason))))
 
 
 def _describe_coarser_types(candidate: RuntimeCandidate) -> str | None:
-    """Explain why a half-precision file fails although its numbers are right: it contains a coarser type."""
+    """Explain why a half-precision file fails although its weights are right: it contains a coarser type."""
     if candidate.subject is None or not candidate.subject.computing.coarser:
         return None
     found = candidate.subject.computing

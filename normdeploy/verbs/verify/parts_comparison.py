@@ -53,19 +53,19 @@ class PartsComparison(Renderable):
 
 @take_fields_as_arguments(verify_options.VerifyPartsCall)
 def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
-    """Compare each file of a folder that ``export_parts`` wrote with that part of the model (``verify``).
+    """Compare each file of a folder that ``export_parts`` wrote with the corresponding part of the model (``verify``).
 
     Args:
         source: the model's folder, or its name on the Hub.
-        folder: folder with the three files, whose names tell their parts.
+        folder: folder with the three files. The name of a file determines its part.
         seeds, drift, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default: as for ``verify``,
-            applied to each part. Give rules for all outputs, because no output is in every part.
+            applied to each part. Rules must be for all outputs, because a single output is not in every part.
         progress: called with (part and stage, done, total).
         model, model_args, key, trust, ...: options that load the model, as for ``verify``. Options that the files
             recorded at their export need not be given again.
 
     Returns:
-        the comparison of each file; true if all pass. Other ONNX files in the folder are noted.
+        the comparison of each file. The result is true if all pass. A note lists other ONNX files in the folder.
 
     Raises:
         InputError: a part's file is missing.

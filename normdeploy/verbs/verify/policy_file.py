@@ -40,7 +40,7 @@ from ...types import PathLike
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")
 _OF_TOLERANCE = ("abs", "rel")
-# Largest file, in bytes.
+# Maximum size of a policy file in bytes (1 MiB).
 _LONGEST = 2**20
 
 
@@ -172,7 +172,11 @@ class _PolicyReader:
 
 
 def _line_of_key(text: str, where: tuple[str, ...]) -> int:
-    """Return the line of a key or of the table around it, 0 if neither is found: tomllib keeps no line numbers."""
+    """Find the line of a key, or of the table around the key, in the text. (tomllib does not keep line numbers.)
+
+    Returns:
+        the line number; 0 if neither is found.
+    """
     table: tuple[str, ...] = ()
     best = 0
     deepest = 0

@@ -1,4 +1,4 @@
-"""Run eager, the float64 reference and each runtime on every case, and judge the runtimes.
+"""Run eager mode, the float64 reference and each runtime on every case, and judge the runtimes.
 
 ``normdeploy.verbs.verify.file_comparison`` documents the rule.
 """
@@ -42,9 +42,9 @@ from .runtime_tallies import RuntimeTallies
 from .stand_in_results import StandInResults
 from .wording import list_some
 
-# Number of nodes without a float64 form that a note names.
+# Maximum number of nodes without a float64 form that a note names.
 _NARROW = 3
-# Number of refused sizes that are noted with their errors.
+# Maximum number of notes on cases that the model refused.
 _REFUSALS = 3
 
 
@@ -63,14 +63,15 @@ def round_inputs(feeds: Arrays, half: np.dtype | None) -> dict[str, Array]:
 
 
 class PrecisionTrial:
-    """Trial in one precision: eager, the float64 reference, and the runtimes that are judged by them.
+    """Comparison in one precision: eager mode, the float64 reference, and the runtimes that are judged by the two.
 
     Args:
-        precision: half precision of the trial, to which inputs are rounded, for the reference too; "" for the model's
-            own precision.
-        each: give every element its own bound (`ErrorBounds`), which takes some runs of the reference for each case.
+        precision: half precision of the trial; inputs are rounded to it, also for the reference. "" for the model's own
+            precision.
+        each: True to compute an allowed error for each element (`ErrorBounds`), which takes several runs of the
+            reference for each case.
         policy: rules given by the user.
-        dataset: True if samples are among the cases, so that metrics are measured on them alone.
+        dataset: True if there are samples of a dataset among the cases. Metrics are then measured only on the samples.
         quantized: True if every file is quantized and has an error budget.
         clock: limit on the time; None for no limit.
     """
@@ -88,7 +89,7 @@ class PrecisionTrial:
         clock: BudgetClock | None = None,
     ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
-        # Nodes of a reference file without a float64 form.
+        # Description of the nodes of a reference file that have no float64 form.
         self.narrow = ""
         self._clock = BudgetClock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
@@ -111,7 +112,7 @@ class PrecisionTrial:
         self._unit = 4 * (model_unit_roundoff(model) if half is None else FORMATS[precision].unit_roundoff)
 
     def prepare_answers(self, cases: Sequence[InputCase]) -> Iterator[None]:
-        """Run eager and the reference on every case until half of the time is over.
+        """Run eager mode and the reference on every case until half of the time is over.
 
         The user's own inputs always run.
 
@@ -119,7 +120,7 @@ class PrecisionTrial:
             None before each case.
 
         Raises:
-            InputError: the model fails on an input that it must take, or runs on no input.
+            InputError: the model fails on an input that it must accept, or fails on all inputs.
         """
         with self.eager.make() as self.eager.runner:
             for case in cases:
@@ -148,7 +149,7 @@ class PrecisionTrial:
             )
 
     def _has_time(self, case: InputCase) -> bool:
-        """Return whether there is time for a case, if its elements take as long as those of the last one."""
+        """Return whether there is time for a case, estimated from the time per element in the last case."""
         return not self._clock.is_half_over() and self._clock.has_time(self._pace * self._count_elements(case))
 
     def _count_elements(self, case: InputCase) -> int:
@@ -161,7 +162,7 @@ class PrecisionTrial:
         try:
             eager = self.eager.runner.infer(feeds)
         except InputError as error:
-            # A module may refuse some arrays, such as those with NaN, so these do not fail the comparison.
+            # A module may refuse certain inputs, such as those with NaN. This does not fail the comparison.
             if case.promised and case.kind not in LENIENT:
                 raise InputError(f"{case.name}: {error}") from error
             self._refused.append((case.name, str(error)))
@@ -203,8 +204,8 @@ class PrecisionTrial:
     ) -> RunResult | None:
         """Return the result with bfloat16's roundings if an output exceeds float16's range; otherwise None.
 
-        An overflow is not a rounding, so it widens no bound. bfloat16 has fewer digits than float16, and float32's
-        range.
+        An overflow is not a rounding error, so it must not increase the allowed errors. bfloat16 has fewer digits than
+        float16 but the range of float32.
         """
         if self._half != np.float16 or case.kind not in {"random", *OWN_KINDS}:
             return None
@@ -219,7 +220,7 @@ class PrecisionTrial:
         beyond = [name for name in lost if not has_lost_all_digits(wide[name], reference[name])]
         if not beyond:
             return None
-        # Note only the first such input.
+        # A note is written only for the first such input.
         if not self._beyond_range:
             self.notes.append(
                 f"values exceed float16's range at {case.name}: {', '.join(beyond)} keeps no digits there, but"
@@ -232,7 +233,7 @@ class PrecisionTrial:
         return round_inputs(case.make(), self._half)
 
     def _resolve_rules(self, reference: RunResult) -> None:
-        """Split the rules by output on the first case, when the outputs' dtypes are known."""
+        """Split the rules by output. This is done on the first case, because it gives the dtypes of the outputs."""
         if not self._settled and self.tallying.policy:
             self.tallying.policy, notes = resolve_policy(self.tallying.policy, reference)
             self.notes += notes
@@ -257,7 +258,7 @@ class PrecisionTrial:
         candidate.runner = None
 
     def rerun_candidate(self, candidate: RuntimeCandidate) -> None:
-        """Run a candidate on every case again, because its file is judged differently now."""
+        """Run a candidate on every case again, after the rule for its file has changed."""
         if candidate.unavailable or candidate.failure:
             return
         candidate.tallies, candidate.measures, candidate.ran = (
@@ -271,11 +272,11 @@ class PrecisionTrial:
         candidate.runner = None
 
     def rejudge_within_ranges(self) -> None:
-        """Run the candidates of each failed file again if its ranges can be those of a calibration.
+        """Run the candidates of each failed quantized file again if its ranges may come from a calibration.
 
-        A quantized file from another tool records no ranges. If a calibration on inputs like these could have given its
-        ranges, they are trusted. Values that they clip are then not judged, as in a file that records its ranges
-        (`quantization_budget`).
+        A quantized file of another tool does not record its ranges. If a calibration on inputs like these could have
+        given the ranges, they are trusted. Values that they clip are then not judged, as for a file with recorded
+        ranges (`quantization_budget`).
         """
         budgets = {id(c.subject.steps): c.subject.steps for c in self.candidates if c.subject and c.subject.steps}
         for budget in budgets.values():
@@ -288,10 +289,10 @@ class PrecisionTrial:
         """Check whether a candidate that is not loaded yet is right in ``outputs``.
 
         Args:
-            names: cases to run; none given: every case.
+            names: cases to run; empty for every case.
 
         Returns:
-            True if it ran and none of the outputs is wrong.
+            True if the candidate ran and none of the outputs is wrong.
         """
         fresh.measures = OutputMeasures(self.tallying.policy, self._dataset)
         with ExitStack() as stack:
@@ -325,15 +326,15 @@ class PrecisionTrial:
         """Run a loaded candidate on the cases in ``names``, or on all if there are none.
 
         Args:
-            bounded: stop when the time is over.
-            deciding: stop when one of these outputs fails.
+            bounded: True to stop when the time is over.
+            deciding: outputs; the run stops when one of them fails.
         """
         for answer in self.answers:
             if self.tallying.has_wrong_output(candidate, deciding):
                 return
             if (names and answer.case.name not in names) or not is_comparable(candidate, answer, self._compares_inside):
                 continue
-            # One input always runs, because otherwise nothing would be known about the runtime.
+            # At least one input always runs, so that something is known about the runtime.
             late = bounded and bool(candidate.tallies) and self._clock.is_over()
             if late and answer.case.kind not in OWN_KINDS:
                 if candidate.file_label:
@@ -352,9 +353,9 @@ class PrecisionTrial:
                 self.tallying.tally_result(candidate, answer, narrow | known)
 
     def _cast_to_model_type(self, candidate: RuntimeCandidate, output: str, value: Array) -> Array:
-        """Cast a result to the output's dtype in the model.
+        """Cast a result to the dtype that the output has in the model.
 
-        A half-precision file may keep inputs and outputs in float32, and the evaluator gives float64.
+        A half-precision file may have float32 inputs and outputs, and the evaluator returns float64.
         """
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):

@@ -2,36 +2,37 @@
 
     |value − reference| ≤ default bound + 4 · (a + w)
 
-``w`` is how far an element moves if each stored weight lies anywhere within half a step of its code. ``a`` is how far
-it moves if the grid of each activation quantizer shifts by a fraction of a step (`runtimes.quantized_float64`). Both
-are the largest of a few draws, evaluated in float64. If half of their root mean square over the output is larger, that
-counts instead, because few draws say little about a single element. More draws are made while an element exceeds its
-bound. The factor 4 is the margin between two draws, as in `compare.error_bounds`.
+``w`` is the change of an element if each stored weight is anywhere within half a step of its code. ``a`` is the change
+of an element if the grid of each activation quantizer shifts by a fraction of a step (`runtimes.quantized_float64`).
 
-Both are first order in the steps and follow every nonlinearity. An element that is still outside may be off by the
-effect of roundings 4 times as wide. At a kink this exceeds 4 times the effect of one draw, which is zero for a ReLU
-after a negative sum, or for a choice between two values.
+``w`` and ``a`` are each the largest change over a few random draws, evaluated in float64. A few draws say little about
+a single element, so each is at least half of its root mean square over the output. More draws are made while an element
+exceeds its bound. The factor 4 is the margin between two draws, as in `compare.error_bounds`.
+
+An element that still exceeds the bound gets a second bound: the effect of roundings that are 4 times as wide. At a
+kink, such as a ReLU after a negative sum or a choice between two values, one draw may have no effect at all. Then the
+wide roundings have an effect that is more than 4 times as large.
 
 The file is judged four times:
 
-- in float64 without rounding activations: only w is allowed. Weights, scales or zero points that differ from the
-  model's exceed it, and so does a DequantizeLinear that does not invert its QuantizeLinear. Ranges clip here too,
-  because a range may act as a ReLU. Clipping is not rounding and has no budget, so a range that is too small exceeds
-  it.
-- in float64 with the file's rounding: a + w.
-- in each runtime: a + w from the reference, and a from the file's own float64 evaluation. A value rounded to the other
-  side counts as one step there.
+- In float64 without rounding activations, only w is allowed. This detects wrong weights, scales or zero points, and a
+  DequantizeLinear that does not invert its QuantizeLinear. Values are clipped to the ranges, because a range may act as
+  a ReLU. Clipping has no budget, so a range that is too small is detected too.
+- In float64 with the file's rounding, a + w is allowed.
+- In each runtime, a + w is allowed for the difference from the reference.
+- In each runtime, a is allowed for the difference from the file's own float64 evaluation. There, a value that is
+  rounded to the other side differs by one step.
 
-A file that records the ranges of its calibration (`graphs.quantization_info.RECORD`) does not fail for inputs beyond
-them. It is compared with the model without clipping and rounding. On inputs beyond the ranges, its rounded outputs are
-compared with its own, clipped but not rounded. Clipped values are reported but not judged. The record must match the
-file's scales; otherwise its ranges are judged as those of any file.
+A file that records the ranges of its calibration (`graphs.quantization_info.RECORD`) does not fail on inputs beyond
+these ranges. Without rounding, it is compared with the model without clipping. With rounding, on inputs beyond the
+ranges, it is compared with the outputs of the file itself, clipped but not rounded. Clipped values are reported but not
+judged. The record must match the scales of the file; otherwise the ranges are not trusted.
 
-A file from another tool has no record. If a calibration on inputs like these could have given its ranges
+A file of another tool has no record. If a calibration on inputs like these could have given its ranges
 (`StepBudget.trust_ranges`), they are trusted and the file is compared in the same way.
 
-If 4 times the effect of the steps exceeds the output (root mean squares), zeros would pass too. The budget is then
-meaningless and the file fails; only a metric can judge it.
+If 4 times the effect of the steps exceeds the output (root mean squares), an output of zeros would pass. The budget is
+then meaningless, and the file fails. Only a metric can judge such a file.
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ _FLOOR = 0.5
 _RUNS = 3
 _MOST_RUNS = 48
 _MOST_WIDE = 12
-# Most elements outside the bound (or 1 % of all) for which more draws are made.
+# More draws are made only if at most this many elements, or 1 % of all elements, exceed their bound.
 _FEW = 8
-# Multiple of the bound that more draws can't reach: the largest of 48 draws is about twice that of 3.
+# No more draws are made if an error exceeds this multiple of its bound. They can't raise the bound so much: the largest
+# of 48 draws is about twice the largest of 3.
 _HOPELESS = 4.0
 _NAMED = 3
 _USUAL = ("random", "given")
-# Relative effect of the steps above which zeros would lie within the budget.
+# Effect of the steps, relative to the output, above which an output of zeros would pass.
 VOID = 1 / EAGER_MULTIPLE
 
 
@@ -82,17 +84,17 @@ class StepBudget:
     """Error budget of one quantized file.
 
     Attributes:
-        calibrated: quantized tensors whose ranges are trusted as those of a calibration.
-        altered: reason why a recorded range is not trusted; "" if all are.
-        failure: reason why the budget can't be computed; None if it can.
-        cut: inputs on which calibrated ranges clip values.
+        calibrated: quantized tensors whose ranges are trusted to come from a calibration.
+        altered: reason why a recorded range is not trusted; "" if all recorded ranges are trusted.
+        failure: reason why the budget can't be computed; None if it can be computed.
+        cut: names of the inputs on which trusted ranges clip values.
     """
 
     def __init__(self, subject: RenamedFile, calibrated: Collection[str] = (), altered: str = "") -> None:
         self._subject = subject
         self._runner: QuantizedRunner | None = None
         self._cases: dict[str, CaseBudget] = {}
-        # Output -> sums of squares: effect of the steps, output.
+        # Output -> [sum of squares of the effect of the steps, sum of squares of the output].
         self._sums: dict[str, list[float]] = {}
         self._last: tuple[Arrays, RoundingDraw, RunResult] | None = None
         self.failure: str | None = None
@@ -120,7 +122,7 @@ class StepBudget:
         return self._subject.model_results(self._runner.run_with_draw(self._subject.own_feeds(feeds), draw))
 
     def cached_answer(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
-        """Run the file as `infer` does, or reuse a result for these very ``feeds``.
+        """Run the file as `infer` does, or return the last result if ``feeds`` is the same object.
 
         Returns:
             the outputs by the model's names.
@@ -143,10 +145,10 @@ class StepBudget:
         """Compute the budget on one input.
 
         Args:
-            may_draw: returns whether there is time for more draws than the first ones.
+            may_draw: function that returns whether there is time for more draws than the first ones.
 
         Returns:
-            the budget; None if the file can't be evaluated, with the reason in ``failure``.
+            the budget. None if the file can't be evaluated; ``failure`` then has the reason.
         """
         if self.failure:
             return None
@@ -160,7 +162,8 @@ class StepBudget:
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
-            # The user's inputs are those that the file will meet, so values clipped there count.
+            # Only random inputs can show that ranges come from a calibration. The user's inputs are the inputs in use,
+            # so values that are clipped on them are judged.
             if kind == "random":
                 elements = sum(value.size for value in feeds.values())
                 self._random.append(_RandomRun(elements, self._cases[case].clipped))
@@ -179,8 +182,8 @@ class StepBudget:
     def trust_ranges(self) -> bool:
         """Trust the file's ranges if a calibration on inputs like these could have given them.
 
-        A calibration sees at least one run, and its ranges hold all of that run. So each range must hold all of at
-        least one random run here. Small runs are left out, because a wrong range may hold a few elements by chance.
+        The ranges of a calibration include all values of the runs that it saw. So each range must include all values of
+        at least one random run here. Small runs are not used, because a wrong range may include a few values by chance.
 
         Returns:
             True if the ranges are trusted from now on.
@@ -189,7 +192,7 @@ class StepBudget:
             return False
         enough = statistics.median(run.elements for run in self._random)
         clipped = [run.clipped for run in self._random if run.elements >= enough]
-        # Zeros may be out of range too, for example a black image.
+        # All inputs count here, not only random ones: zeros may be out of range too, for example a black image.
         every = frozenset[str]().union(*(budget.clipped for budget in self._cases.values()))
         if not every or any(all(name in names for names in clipped) for name in every):
             return False
@@ -201,7 +204,7 @@ class StepBudget:
         return True
 
     def describe_clipped_ranges(self, label: str) -> str | None:
-        """Note the inputs beyond the calibrated ranges.
+        """Describe the inputs that exceed the calibrated ranges, as a note.
 
         Returns:
             a note, or None if nothing was clipped.
@@ -239,7 +242,7 @@ class StepBudget:
         """Explain the failure of a runtime.
 
         Returns:
-            a reason, or None if the numbers alone explain it.
+            a reason, or None if the numbers explain the failure.
         """
         altered = "a weight, a scale or a zero point differs from the model's (bisect finds it)"
         clipped = sorted(self.list_saturations(), key=lambda s: -s.beyond)
@@ -283,12 +286,12 @@ def _relative_size(steps: float, size: float) -> float:
 
 
 def raise_to_floor(moved: Array) -> Array:
-    """Raise each nonzero movement to at least half of their root mean square.
+    """Raise each nonzero change to at least half of the root mean square of all changes.
 
     Few draws say little about a single element.
 
     Returns:
-        movement of each element.
+        change of each element.
     """
     if moved.size:
         typical = float(np.sqrt(np.mean(moved**2)))
@@ -299,11 +302,11 @@ def raise_to_floor(moved: Array) -> Array:
 
 @dataclass
 class _Spread:
-    """Movement of the elements over the draws so far.
+    """Changes of the elements in the draws so far.
 
     Attributes:
-        moved: output -> largest movement of each element, float32.
-        width: factor on the width of the drawn roundings.
+        moved: output -> largest change of each element, float32.
+        width: factor by which the drawn roundings are wider than a step.
         runs: number of draws.
     """
 
@@ -316,7 +319,7 @@ class _Spread:
         """Start without draws, for the floating-point outputs.
 
         Returns:
-            a spread with zero movements.
+            a spread with zero changes.
         """
         floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
         return cls({name: np.zeros(value.shape, np.float32) for name, value in floats.items()}, width)
@@ -334,10 +337,10 @@ class CaseBudget:
     """Error budget on one input.
 
     Attributes:
-        run: evaluates the file with a draw.
-        last_clipped: returns the quantized tensors that the last run clipped.
+        run: function that evaluates the file with a draw of roundings.
+        last_clipped: function that returns the quantized tensors that the last run clipped.
         calibrated: quantized tensors with trusted ranges.
-        may_draw: returns whether there is time; called before all draws but the first ones.
+        may_draw: function that returns whether there is time for more draws. It is not called before the first draws.
         clipped: quantized tensors that the file clips.
         cut: the file with clipping but without rounding, if only trusted ranges clip; otherwise None.
         center: the file without rounding of activations and without clipping.
@@ -353,7 +356,7 @@ class CaseBudget:
     cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
-    # By source of error: draws of the steps, and draws 4 times as wide.
+    # Source of error -> draws of roundings, and draws of roundings that are 4 times as wide.
     _spread: dict[str, _Spread] = field(init=False)
     _wide: dict[str, _Spread] = field(init=False)
 
@@ -412,7 +415,9 @@ class CaseBudget:
         return bound
 
     def _wide_bound(self, output: str, sources: tuple[str, ...], base: Array, error: Array) -> Array:
-        """Return the bound from draws `EAGER_MULTIPLE` times as wide; more are made while ``error`` exceeds it."""
+        """Return the bound from draws that are `EAGER_MULTIPLE` times as wide. More draws are made while ``error``
+        exceeds it.
+        """
         while True:
             bound = np.asarray(base + sum(self._wide[source].moved[output].astype(np.float64) for source in sources))
             made = self._wide[sources[0]].runs
@@ -448,10 +453,10 @@ class CaseBudget:
         return _relative_size(*self.sums_of_squares(output))
 
     def explain_integers(self, output: str, value: Array) -> Array:
-        """Find the integers that some draw gives too.
+        """Find the integers that also result from one of the draws.
 
         Returns:
-            mask of the explained elements.
+            mask of these elements.
         """
         right = np.zeros(value.shape, bool)
         for seed in range(_MOST_RUNS):
@@ -465,7 +470,7 @@ class CaseBudget:
 
 
 class UnroundedReference:
-    """Quantized file as the reference of another, evaluated without rounding its activations."""
+    """Quantized file that is the reference of another file. It is evaluated without rounding its activations."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         from ...runtimes.quantized_float64 import QuantizedRunner
@@ -477,7 +482,7 @@ class UnroundedReference:
         """Evaluate the reference on the input named ``case``.
 
         Args:
-            clips: clip to the ranges.
+            clips: True to clip values to the ranges.
 
         Returns:
             the outputs.

@@ -1,10 +1,10 @@
 """Evaluate a quantized file in float64, as the reference of ``bench`` and ``package``.
 
-``verify`` measures the distance to the original model. ``bench`` does not need it, and generated inputs may lie beyond
-the ranges that the file was calibrated for.
+``verify`` compares a quantized file with the original model. ``bench`` and ``package`` use the evaluation of the file
+itself, because they may have no model, and because generated inputs may exceed the calibrated ranges.
 
-A runtime's smallest error can round a value near a tie to the other side. So each element may be off by the effect of
-other roundings of the activations (`runtimes.quantized_float64`).
+Even a tiny error of a runtime can round a value near a tie to the other side. Therefore the allowed error of each
+element includes the effect of other roundings of the activations (`runtimes.quantized_float64`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class QuantizedAnswer:
 
     Attributes:
         outputs: name -> float64 output.
-        allowed: name -> allowed error of each element, for other roundings.
+        allowed: name -> allowed error of each element, from other roundings.
     """
 
     outputs: dict[str, Array]
@@ -46,7 +46,7 @@ def is_supported_quantized(file: PathLike) -> bool:
     """Check whether a file is quantized and float64 evaluation supports all its ops.
 
     Returns:
-        False also for a file that onnx's checker rejects.
+        True if both hold; False for a file that onnx's checker rejects.
     """
     try:
         proto = load_onnx(file, external_data=False)
@@ -72,8 +72,8 @@ def evaluate_quantized(file: PathLike, feeds: Arrays, weights: bool = False) -> 
 
     Args:
         feeds: inputs by name.
-        weights: also allow the effect of half a quantization step in each stored weight, so that outputs of the float
-            model pass.
+        weights: True to also allow the effect of half a quantization step in each stored weight, so that outputs of the
+            float model pass.
 
     Returns:
         outputs and allowed errors; None if float64 evaluation can't run the file.

@@ -1,4 +1,4 @@
-"""Find ops that draw random numbers; two runs of such a model differ, so nothing can be compared with it."""
+"""Find ops that draw random numbers. Two runs of such a model differ, so nothing can be compared with the model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _find_random_calls(module: torch.fx.GraphModule) -> Iterator[str]:
 
 
 def _used_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Return the nodes that an output depends on, and those that write into their arguments, with their inputs."""
+    """Return the nodes on which an output depends, and nodes that write into their arguments, with all their inputs."""
     waiting = [
         n
         for n in module.graph.nodes
@@ -60,7 +60,8 @@ def _used_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
 def _is_random_in_eval(node: torch.fx.Node) -> bool:
     """Check whether a node draws random numbers in evaluation.
 
-    Dropout in evaluation, and an attention or LSTM without dropout, also carry PyTorch's tag but draw nothing.
+    Dropout in evaluation, and an attention or LSTM without dropout, have PyTorch's tag for random ops too, but draw no
+    random numbers.
     """
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)

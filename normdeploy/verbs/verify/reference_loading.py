@@ -67,11 +67,12 @@ def load_original(
 def load_judged_model(
     source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
 ) -> tuple[LoadedModel, list[str]]:
-    """Load the PyTorch model on whose inputs ``files`` are judged.
+    """Load the PyTorch model with which ``files`` are compared.
 
-    The files' records complete the given options. If a record narrows the sizes or values that the model itself takes,
-    the model's own inputs count, and claimed ones are tried in addition (`verify.claimed_inputs`). A live module
-    without given dims is traced with the dynamic dims of the files, if it runs with them.
+    The export records of the files complete the given options. If a record restricts the sizes or values that the model
+    itself accepts, the model's own inputs are used, and the claimed inputs are tried in addition
+    (`verify.claimed_inputs`). A live module without given dims is traced with the dynamic dims of the files, if it runs
+    with them.
 
     Returns:
         (model, notes).
@@ -99,7 +100,7 @@ def load_judged_model(
     try:
         own = load_source(source, args, kwargs, bare)
     except (InputError, LoadError, ExportError):
-        # Weights and modules without a program do not describe their inputs.
+        # A file of weights, or a module without a program, does not describe its inputs and can't be loaded alone.
         own = None
     return merge_claims(model, own, label), notes
 
@@ -107,7 +108,11 @@ def load_judged_model(
 def _trace_with_file_dims(
     source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
 ) -> LoadedModel | None:
-    """Trace a live module with the dynamic dims of the first ONNX file; None if it has none or the trace fails."""
+    """Trace a live module with the dynamic dims of the first ONNX file.
+
+    Returns:
+        the model; None if the file has no dynamic dims or the trace fails.
+    """
     for file in files:
         if is_engine(file) or not has_examples(args, kwargs):
             continue
@@ -128,7 +133,7 @@ def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywor
     A file whose record is refused is skipped if a later file's record is followed.
 
     Returns:
-        (completed options, notes); the given options if no record adds any.
+        (completed options, notes). The options are unchanged if no record adds an option.
 
     Raises:
         GraphError: as for ``recall_loading``.
@@ -164,7 +169,7 @@ def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywor
 
 
 def _is_used_as_model(source: PathLike, files: Sequence[PathLike]) -> bool:
-    """Return whether ``source`` is an ONNX file given as the model on purpose: no model follows among the files."""
+    """Return whether ``source`` is an ONNX file that is meant as the reference: there is no model among the files."""
     if not os.path.isfile(source) or not is_onnx_file(source):
         return False
     return all(

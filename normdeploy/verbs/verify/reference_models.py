@@ -1,7 +1,8 @@
 """Wrap the reference of a comparison: a PyTorch model, or an ONNX file or session (``verify a.onnx b.onnx``).
 
-An ONNX file is evaluated in float64 node by node (``runtimes.onnx_float64``). onnxruntime with its optimizer off, or
-the given session, takes the role that eager has for a PyTorch model.
+An ONNX file is evaluated in float64 node by node (``runtimes.onnx_float64``). For a PyTorch model, eager mode is the
+correct evaluation in the model's own type. For an ONNX file, it is onnxruntime with its optimizer off, or the given
+session.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ...storage.onnx_files import load_onnx, normalize_model
 from ...types import Arrays
 from .io_matching import TensorEnd, graph_ends
 
-# Runtime that replaces eager for an ONNX reference.
+# Name of the runtime that replaces eager mode for an ONNX reference.
 AS_IT_IS = "the reference as it is"
 _COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
 # Runtimes of the reference itself.
@@ -59,8 +60,8 @@ class FileModel(ModelSignature):
 
     Attributes:
         path: the file; None for a model from memory.
-        session: the user's session, which is run instead of a new one; None without.
-        guessed: True if the sizes of its dims are unknown, so it need not run at all sizes that are tried.
+        session: the user's session, which runs instead of a new session; None if the user gave no session.
+        guessed: True if the sizes of the dims are guessed. The model then need not run at all sizes that are tried.
     """
 
     proto: onnx.ModelProto
@@ -72,7 +73,7 @@ class FileModel(ModelSignature):
 
     @cached_property
     def float64_runner(self) -> OnnxFloat64Runner:
-        """Return the float64 evaluator, made on first use; after a run it holds the weights in float64."""
+        """Return the float64 evaluator. It is created on first use, and after a run it keeps the weights in float64."""
         return OnnxFloat64Runner(self.proto)
 
     @cached_property
@@ -85,7 +86,7 @@ class FileModel(ModelSignature):
         self.__dict__.pop("float64_runner", None)
 
     def with_inlined_functions(self) -> Self:
-        """Inline the model's functions; onnxruntime runs the result in a new session.
+        """Inline the functions of the model. onnxruntime runs the result in a new session.
 
         Returns:
             the model, unchanged if it has no functions.
@@ -100,7 +101,7 @@ Original = LoadedModel | FileModel
 
 
 class FloatReference:
-    """Model in float64, made on first use and released when it is not needed for a while."""
+    """Model in float64. Its evaluator is created on first use, and released when it is not needed for a while."""
 
     def __init__(self, model: Original) -> None:
         self._model = model
@@ -113,7 +114,7 @@ class FloatReference:
         return RoundingRunner(self._model)
 
     def describe_narrow_nodes(self) -> list[str]:
-        """List the nodes of a reference file that ran in their own types, because they have no float64 form.
+        """List the nodes of a reference file that ran in their own types because they have no float64 form.
 
         Returns:
             their descriptions.
@@ -141,7 +142,7 @@ def model_label(model: Original) -> str:
 
 
 def own_precision_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable[[], Runner]]:
-    """Select the runner of one correct evaluation in the model's own type, or in ``half``.
+    """Choose the runner that evaluates the model correctly in the model's own type, or in ``half``.
 
     Returns:
         (name of the runtime, function that opens the runner).
@@ -190,7 +191,7 @@ def pair_tensor_inputs(model: LoadedModel) -> list[tuple[InputSpec, torch.fx.Nod
 
 
 def _is_value_read(node: torch.fx.Node) -> bool:
-    """Return whether more than sizes is read from a tensor; other inputs have the same sizes."""
+    """Return whether values of a tensor are read. If only its sizes are read, other inputs have the same sizes."""
     return any(user.target is not torch.ops.aten.sym_size.int for user in node.users)
 
 
@@ -224,7 +225,7 @@ def stores_codes(model: Original) -> bool:
 def compares_inside(model: Original) -> bool:
     """Check whether an operator of a PyTorch model compares its operand with bounds inside its kernel.
 
-    Written as comparisons in a file, such an operator takes a NaN for a number beyond a bound.
+    A file may compute such an operator by separate comparisons, which treat a NaN as a number beyond a bound.
 
     Returns:
         True if the model has one.
@@ -238,7 +239,7 @@ def compares_inside(model: Original) -> bool:
 def count_flops(model: Original) -> float:
     """Count the floating-point operations of one run at the opt sizes, as far as torch counts them.
 
-    For an ONNX file, count two for each weight and row of the inputs, which matrix products take.
+    For an ONNX file, two operations are counted for each weight and each row of the inputs, as in matrix products.
 
     Returns:
         the count; 0 if the model does not run.
@@ -252,7 +253,7 @@ def count_flops(model: Original) -> float:
         with FlopCounterMode(display=False) as counter, EagerRunner(model) as runner:
             runner.infer(model.samples(0))
     except InputError:
-        # The comparison itself reports this, with the input.
+        # The comparison itself reports that the model does not run, and on which input.
         return 0.0
     return float(counter.get_total_flops())
 
@@ -261,7 +262,7 @@ def model_outputs(model: Original) -> list[TensorEnd]:
     """List the outputs of the model.
 
     Returns:
-        one end for each output, with kind and shape as far as the model states them.
+        one `TensorEnd` for each output, with kind and shape as far as the model states them.
     """
     if isinstance(model, FileModel):
         return graph_ends(model.proto.graph)[1]
@@ -288,7 +289,8 @@ def model_outputs(model: Original) -> list[TensorEnd]:
 class _OwnPrecisionRunner(HeldRunner):
     """Runner of an ONNX model in onnxruntime, without its optimizer.
 
-    In half precision, or if onnxruntime has no kernel, nodes are evaluated one by one and rounded.
+    In half precision, or if onnxruntime has no kernel, the nodes are evaluated one by one and their results are
+    rounded.
     """
 
     name = AS_IT_IS
@@ -307,7 +309,7 @@ class _OwnPrecisionRunner(HeldRunner):
 
     def infer(self, feeds: Arrays) -> RunResult:
         outputs = self._run_model(feeds)
-        # Check once that two runs agree.
+        # On the first input, a second run checks that the results are deterministic.
         if not self._asked:
             self._asked = True
             again = self._run_model(feeds)
@@ -325,7 +327,7 @@ class _OwnPrecisionRunner(HeldRunner):
         try:
             return self._model.float64_runner.run_in_half(feeds, self._half)
         except NormdeployError as error:
-            # The sizes or values do not fit the model; `OrtRunner` raises InputError for them too.
+            # The sizes or values do not fit the model. `OrtRunner` also raises InputError in this case.
             raise InputError(str(error)) from error
 
     def _free_model(self) -> None:
@@ -355,7 +357,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         the reference.
 
     Raises:
-        GraphError: the file is broken, or a session does not hold the model that it was made from.
+        GraphError: the file is broken, or the session does not contain its model.
         InputError: a given input or dim does not fit the model, or an input or output is not a numeric tensor.
     """
     path = None
@@ -406,7 +408,11 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
 
 
 def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
-    """Return the model with larger usual sizes, if it does not run at the guessed ones and others are found."""
+    """Choose larger usual sizes if the model does not run at the guessed sizes.
+
+    Returns:
+        the model with sizes at which it runs; unchanged if no such sizes are found.
+    """
 
     if not guessed:
         return model
@@ -422,7 +428,7 @@ def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
         with _OwnPrecisionRunner(model, None) as own:
             sizes = find_runnable_sizes(model, guessed, can_run)
     except NormdeployError:
-        # The model can't be opened; the comparison reports it.
+        # The model can't be opened, which the comparison reports.
         return model
     dims = {
         name: replace(dim, opt=sizes[name], max=max(dim.max, sizes[name]))

@@ -1,4 +1,7 @@
-"""Find arrays that are composed of whole rows of a model's tensors: packed and reordered gates, slices."""
+"""Find arrays that consist of whole rows of a model's tensors, such as packed and reordered gates, and slices.
+
+A row is a line of elements along any axis. Rows of an array that are not rows of the model are foreign.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,23 @@ from ...types import Array
 from .derived_tensors import FloatSpacing
 from .parameter_orders import squeeze_shape
 
-# Fewest elements that identify a row.
+# Minimum number of elements that identify a row.
 ROW = 4
-# Share of a weight in rows of the model, above which the rest counts as changed.
+# If at least this share of a weight consists of rows of the model, its other rows are treated as changed.
 MOSTLY = 0.5
-# Number of foreign rows that are compared with each row of a table.
+# Maximum number of foreign rows that are compared with each row of a table.
 _LOOKED_AT = 64
-# Largest number of elements that are compared at once.
+# Maximum number of elements that are compared at once.
 _MOST_COMPARED = 1 << 24
-# Largest number of elements of a table that are converted to float64 at once.
+# Maximum number of elements of a table that are converted to float64 at once.
 _AT_ONCE = 1 << 22
-# Relative distance; two independently trained parameters differ by more in some element.
+# Rows whose elements all differ by less than this (relative) are the same row with changes. Independently trained
+# parameters differ by more in some element.
 NEAR = 1e-2
 
 
 class RowMatcher:
-    """Match arrays with rows of the model's tensors, which are lines along any axis."""
+    """Match arrays with rows of the model's tensors."""
 
     def __init__(self, parameters: Iterable[Array]) -> None:
         self._parameters = list(parameters)
@@ -35,10 +39,10 @@ class RowMatcher:
     def matched_share(self, array: Array) -> float:
         """Compute the share of ``array`` that consists of known rows, along the axis with the largest share.
 
-        Rows that repeat one number do not count.
+        Rows in which all elements are equal do not count.
 
         Returns:
-            share from 0 to 1.
+            the share, from 0 to 1.
         """
         if len(squeeze_shape(array.shape)) < 2:
             vector = np.ascontiguousarray(array.reshape(-1))
@@ -53,10 +57,11 @@ class RowMatcher:
         )
 
     def lacks_parameter(self, array: Array, parameters: Iterable[Array]) -> bool:
-        """Check whether foreign numbers in ``array`` replace those of one of ``parameters``.
+        """Check whether foreign rows in ``array`` are changed rows of one of ``parameters``.
 
-        A foreign row, or part of a vector, must be close to one that the file lacks: most of its distinctive elements
-        are equal, or all are within `NEAR` of it. If most rows of a matrix are present, the others should be too.
+        They count as changed if a foreign row, or the foreign part of a vector, is close to a row that the file lacks:
+        most of its distinctive elements are equal, or all elements are within `NEAR`. They also count as changed if the
+        file has most rows of a matrix, because it should then have the other rows of this matrix too.
 
         Args:
             parameters: the model's tensors that the file lacks.
@@ -81,7 +86,7 @@ class RowMatcher:
                 for along in (i for i, length in enumerate(matrix.shape) if length == size >= ROW):
                     every = {line.tobytes() for line in _lines_along(matrix, along)}
                     absent = every - lines
-                    # Most of the matrix is present, and there is room for the rest.
+                    # Most rows of the matrix are present, and the foreign rows can be the absent ones.
                     if 0 < len(absent) <= min(len(foreign), (1 - MOSTLY) * len(every)):
                         return True
                     if _are_any_close(foreign, absent, array.dtype):
@@ -91,13 +96,13 @@ class RowMatcher:
     def is_scaled(self, array: Array, require_time: Callable[[], None] = lambda: None) -> bool:
         """Check whether every foreign row of ``array`` is a row of the model times a number, up to rounding.
 
-        Gates of a weight-normed GRU and packed projections with a scaled query are examples.
+        Examples are the gates of a weight-normed GRU, and packed projections with a scaled query.
 
         Args:
-            require_time: called now and then; it may raise.
+            require_time: called regularly; it raises an error when the time is over.
 
         Returns:
-            True if the rows along one axis are.
+            True if this holds for the rows along one axis.
         """
         form = FloatSpacing.of_dtype(array.dtype)
         if len(squeeze_shape(array.shape)) < 2:
@@ -107,7 +112,8 @@ class RowMatcher:
             if size < ROW or not foreign:
                 continue
             known = [p for p in self._parameters if size in p.shape and p.ndim > 1]
-            # Convert one table at a time, because all of them in float64 take several times the memory of the model.
+            # One table is converted at a time, because all tables in float64 take several times the memory of the
+            # model.
             tables = (_lines_along(p, i) for p in known for i, n in enumerate(p.shape) if n == size)
             rows = np.stack([np.frombuffer(row, array.dtype) for row in foreign]).astype(np.float64)
             if _are_multiples(rows, tables, form, require_time):
@@ -116,10 +122,11 @@ class RowMatcher:
 
     @staticmethod
     def count_foreign_rows(array: Array, parameter: Array) -> int:
-        """Count the rows of ``array`` that differ from those of ``parameter`` at the same place, if most agree.
+        """Count the rows of ``array`` that differ from the row of ``parameter`` at the same position, if most rows are
+        equal.
 
         Returns:
-            the count along the first such axis; 0 if all rows agree or most differ.
+            the count along the first axis with such rows; 0 if all rows are equal or most rows differ.
         """
         for axis, size in enumerate(array.shape):
             if size < ROW:
@@ -142,7 +149,7 @@ class RowMatcher:
         return flat
 
     def _scaled_numbers(self, array: Array, form: FloatSpacing) -> bool:
-        """Return whether the foreign elements are a number times those of a model's vector that ``array`` lacks."""
+        """Return whether the foreign elements are equal to a number times elements of a vector that ``array`` lacks."""
         foreign = self._foreign_numbers(array).astype(np.float64)
         if foreign.size < ROW:
             return False
@@ -155,7 +162,7 @@ class RowMatcher:
 
     def _foreign_rows(self, array: Array, axis: int) -> set[bytes]:
         lines = _lines_along(array, axis)
-        # A row that repeats one number identifies nothing.
+        # A row in which all elements are equal does not identify a tensor.
         told = lines[(lines != lines[:, :1]).any(-1)]
         known = self._row_hashes(array.shape[axis], array.dtype)
         return {row for row in (line.tobytes() for line in told) if hash(row) not in known}
@@ -169,7 +176,9 @@ class RowMatcher:
         return 0.0
 
     def _row_hashes(self, length: int, dtype: Any) -> set[int]:
-        """Return 64-bit hashes of all rows; the rows themselves would take the model's size for each axis."""
+        """Return 64-bit hashes of all rows of one length. The rows themselves would take the model's memory for each
+        axis.
+        """
         key = (length, str(dtype))
         if key not in self._known:
             fitting = [(p, axis) for p in self._parameters for axis, size in enumerate(p.shape) if size == length]
@@ -187,7 +196,8 @@ class RowMatcher:
         ]
         with np.errstate(over="ignore"):
             vectors = [v.astype(vector.dtype) for v in vectors]
-        # A run can't start at a number that no vector has, and most of a folded bias has such numbers.
+        # A run can't start at a number that is in no vector. Most numbers of a folded bias are in no vector, so this
+        # check saves time.
         if vectors:
             shared = np.isin(vector, np.concatenate(vectors))
         else:
@@ -206,7 +216,7 @@ class RowMatcher:
 
 
 def _are_any_close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
-    """Return whether one of ``some`` rows (the first `_LOOKED_AT`) is close to one of the others."""
+    """Return whether one of the first `_LOOKED_AT` rows of ``some`` is close to a row of ``others``."""
     if not others:
         return False
     table = np.stack([np.frombuffer(row, dtype) for row in others])
@@ -227,10 +237,10 @@ def _are_any_close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
 def _are_multiples(
     rows: Array, tables: Iterable[Array], form: FloatSpacing, require_time: Callable[[], None] = lambda: None
 ) -> bool:
-    """Return whether each of ``rows`` is a row of one of ``tables`` times a number."""
+    """Return whether each of ``rows`` equals a number times a row of one of ``tables``."""
     if rows.size > _MOST_COMPARED or not np.isfinite(rows).all():
         return False
-    # The matching direction is the one with the largest projection.
+    # The row of the tables with the largest projection has the most similar direction.
     largest = np.full(len(rows), -1.0)
     expected = np.zeros_like(rows)
     step = max(1, _AT_ONCE // max(rows.shape))

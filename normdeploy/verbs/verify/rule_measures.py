@@ -1,4 +1,7 @@
-"""Measure an output by the rules given for it, one input after the other (``compare.policy`` defines the rules)."""
+"""Measure an output by the rules that the user gave for it, one input after the other.
+
+``compare.policy`` defines the rules.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from ...inputs.input_cases import DATASET, HIDDEN, InputCase
 from ...types import Array, Arrays
 
 _USUAL = frozenset({"random", "given", DATASET})
-# Kinds on which a tolerance is judged. Outputs may vanish on some of them, where metrics are meaningless.
+# Kinds of input cases on which a tolerance is judged. Metrics are judged on fewer kinds, because they are meaningless
+# where outputs vanish.
 _TOLERATED = _USUAL | {
     "small",
     "zeros",
@@ -29,10 +33,10 @@ class RuleVerdict:
     """Verdict of one rule on one output in one runtime; true if it passes.
 
     Attributes:
-        measured: value of the metric; for a tolerance, the error of the element that came nearest to failing.
-        wanted: threshold of the metric; for a tolerance, the allowed error of that element.
-        case: the input of ``measured``; "" for metrics that are shares of all rows.
-        reason: reason of a failure that no number expresses.
+        measured: value of the metric; for a tolerance, the error of the element that is nearest to failing.
+        wanted: threshold of the metric; for a tolerance, the allowed error of this element.
+        case: input case of ``measured``; "" for metrics that are shares of all rows.
+        reason: reason of a failure, if the numbers do not show it.
         accuracies: for a metric with labels, accuracy of the reference and of this output.
         samples: number of labeled samples.
     """
@@ -72,10 +76,10 @@ class RuleVerdict:
 
 
 class RuleMeasure:
-    """One rule on one output of one runtime, over all inputs that it is judged on.
+    """Measurement of one rule on one output of one runtime, over all inputs on which the rule is judged.
 
     Args:
-        dataset: measure metrics on the dataset alone.
+        dataset: True to measure metrics only on the dataset.
     """
 
     def __init__(self, rule: Rule, dataset: bool) -> None:
@@ -102,7 +106,7 @@ class RuleMeasure:
 
         Args:
             value: the output; None if it is missing.
-            dtype: the model's type, in which a large number may be infinite.
+            dtype: the model's type of the output. A large number of the reference may be infinite in this type.
             labels: right classes, whole numbers [rows].
 
         Raises:
@@ -125,7 +129,7 @@ class RuleMeasure:
         """Judge the inputs added so far.
 
         Returns:
-            the verdict; failed if no input was added.
+            the verdict. It is failed if no input was added.
         """
         if not self._broken and not self._seen:
             self._record_failure("", "the rule applies to no input that was run")
@@ -162,7 +166,7 @@ class RuleMeasure:
 class _ToleranceMeasure(RuleMeasure):
     """Measure of a tolerance."""
 
-    # A rule without any error passes with error 0 and allowed error 0.
+    # Before any input is added: error 0, allowed error 0.
     _worst = Verdict(0.0, 0.0)
 
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
@@ -236,7 +240,7 @@ class _MetricMeasure(RuleMeasure):
 
 
 def _describe_non_finite(value: Array, reference: Array) -> str | None:
-    """Name the array that has a NaN or an infinity; None if both are finite."""
+    """Name the array that has a NaN or an infinity; return None if both arrays are finite."""
     if not np.isfinite(reference).all():
         return "the reference contains a NaN or an infinity"
     if np.isfinite(value.astype(np.float64)).all():
@@ -245,12 +249,12 @@ def _describe_non_finite(value: Array, reference: Array) -> str | None:
 
 
 class _AccuracyMeasure(RuleMeasure):
-    """Measure of a metric with labels: the reference's accuracy minus this output's."""
+    """Measure of a metric with labels: the accuracy of the reference minus the accuracy of this output."""
 
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
         self._metric = METRICS[rule.kind]
-        # Right answers of the reference and of this output.
+        # Numbers of right answers: of the reference, and of this output.
         self._right, self._samples = [0, 0], 0
 
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
@@ -279,7 +283,7 @@ class _AccuracyMeasure(RuleMeasure):
             self._record_failure("", "there are no labels")
             return self.verdict()
         (theirs, own), count, wanted = self._right, self._samples, self._least_value()
-        # Subtract whole numbers first, so that a drop of 1 in 50 equals the literal 0.02.
+        # Whole numbers are subtracted before the division, so that a drop of 1 in 50 equals the literal 0.02.
         drop = (theirs - own) / count
         shares = (theirs / count, own / count)
         return replace(self._make_verdict(drop, wanted, passes=drop <= wanted), accuracies=shares, samples=count)
@@ -290,7 +294,7 @@ class OutputMeasures:
     """Rules on all outputs of one runtime.
 
     Attributes:
-        dataset: True if metrics are measured on the dataset alone.
+        dataset: True if metrics are measured only on the dataset.
     """
 
     policy: Policy
@@ -323,10 +327,11 @@ def _make_measure(rule: Rule, dataset: bool) -> RuleMeasure:
 
 
 def resolve_policy(policy: Policy, outputs: Arrays) -> tuple[Policy, list[str]]:
-    """Split the policy into rules for each output, with a note for each general rule that does not apply to one.
+    """Split the policy into rules for each output.
 
-    General rules apply to floating-point outputs only, because the default rule judges integers better: it counts ties.
-    A rule given for an integer output itself applies to it.
+    Rules for all outputs apply only to floating-point outputs. The default rule judges integers better, because it
+    knows ties. A rule that is given for one integer output applies to this output. If a rule for all outputs does not
+    apply to an output, a note says so.
 
     Args:
         outputs: the reference's outputs for one input.
@@ -335,7 +340,8 @@ def resolve_policy(policy: Policy, outputs: Arrays) -> tuple[Policy, list[str]]:
         (policy with rules for each output, notes).
 
     Raises:
-        InputError: a metric given for an output can't be measured on it, or one for all outputs on none of them.
+        InputError: a metric for one output can't be measured on this output, or a metric for all outputs can't be
+            measured on any output.
     """
     rules: dict[str, dict[str, Rule]] = {}
     notes = list[str]()

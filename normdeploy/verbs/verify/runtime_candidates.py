@@ -1,4 +1,4 @@
-"""List the files to compare and the runtimes that run each, and record their results."""
+"""Define the files to compare, the runtimes that run each file (the candidates), and their results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ from .rule_measures import OutputMeasures
 
 OFF = ort_title("cpu", optimize=False)
 ON = ort_title("cpu", optimize=True)
-# Runs a half-precision file as a GPU computes it, because the CPU has few half-precision kernels.
+# Name of the runtime that emulates a half-precision file as a GPU computes it. It is needed because the CPU has few
+# half-precision kernels.
 STEPWISE = "each node in float32, rounded"
 FLOATS = {name: form.dtype.name for name, form in FORMATS.items()}
 HALF_TYPES = tuple(form.dtype for form in FORMATS.values())
 
-# ONNX does not define a NaN in these ops, and onnxruntime drops it (1.31.1: a maximum ignores it, a recurrent net's
-# gates clip it).
+# Ops for which ONNX does not define the result of a NaN, and in which onnxruntime loses the NaN. In onnxruntime 1.31.1,
+# a maximum ignores a NaN, and the gates of a recurrent layer clip a NaN to a number.
 _MAXIMA = {
     "MaxPool",
     "GlobalMaxPool",
@@ -53,11 +54,11 @@ _MAXIMA = {
     "NonMaxSuppression",
     "RoiAlign",
 }
-# Prefix of ONNX's and onnxruntime's ops that take a quantization range from their input.
+# Prefix of the names of ops (of ONNX and onnxruntime) that take a quantization range from their input.
 DYNAMIC_QUANTIZING = "DynamicQuantize"
 NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN", "ScatterElements", "ScatterND"})
-# ONNX does not define a non-finite coordinate, and kernels clip it to either end of the image. Quantization codes can't
-# represent a NaN, and outputs do not show that there was one.
+# Ops that are compared only on finite inputs. ONNX does not define a non-finite coordinate, and kernels clip it to
+# either end of the image. Quantization codes can't represent a NaN, and outputs do not show that there was a NaN.
 FINITE_ALONE = frozenset({"GridSample", "RoiAlign", "QuantizeLinear"})
 
 File = Engine | PathLike
@@ -70,13 +71,13 @@ class ComparedFile(RenamedFile):
     Attributes:
         label: name that distinguishes it from the other files.
         runtime: runtime of an engine; "" for an ONNX file.
-        precision: "fp16" or "bf16" if an ONNX file computes in it and the model does not, otherwise "". That of an
-            engine is known only after loading.
+        precision: "fp16" or "bf16" if an ONNX file computes in this type and the model does not, otherwise "". The
+            precision of an engine is known only after loading.
         computing: precision of an ONNX file's nodes.
         ops: op types in an ONNX file, its subgraphs and functions.
         steps: error budget of a quantized ONNX file; otherwise None.
-        elsewhere: True if the file was quantized for TensorRT, so that onnxruntime need not load it.
-        spared: inputs of the model that the file does not take.
+        elsewhere: True if the file was quantized for TensorRT; onnxruntime then need not load it.
+        spared: inputs of the model that the file does not have.
     """
 
     label: str
@@ -93,7 +94,7 @@ def inspect_file(path: Path, label: str = "") -> ComparedFile:
     """Read the kind of a file and, for an ONNX file, its inputs, ops and precision.
 
     Args:
-        label: name for the file; "" for its file name.
+        label: name for the file; "" means the file's name.
 
     Returns:
         the file to compare.
@@ -131,10 +132,10 @@ def input_types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Runtime that was not run, with the reason; it has not passed.
+    """Runtime that was not run, with the reason. It does not count as passed.
 
     Attributes:
-        file: file that it was not run on; "" for every file.
+        file: file that the runtime did not run; "" for every file.
     """
 
     runtime: str
@@ -147,26 +148,27 @@ class NotRun:
 
 @dataclass
 class RuntimeCandidate:
-    """Runtime under test on one file, with its results.
+    """One runtime with one file, and its results.
 
     Attributes:
-        make: opens the runner.
-        subject: the file; None for eager.
+        make: function that opens the runner.
+        subject: the file; None for eager mode.
         provider: "cpu" or "cuda" for onnxruntime, otherwise "".
-        optimize: True with onnxruntime's optimizer.
-        unavailable: reason why it can't run here.
-        failure: reason why it does not run the model, although it should.
-        crashes: True if the process that opens the file there crashes.
-        where: case in which it failed.
+        optimize: True if onnxruntime's optimizer is on.
+        unavailable: reason why the runtime can't run on this machine; None if it can.
+        failure: reason why the runtime fails to load or run the file, although it is available; None if it runs the
+            file.
+        crashes: True if the process that opens the file in this runtime crashes.
+        where: input case in which it failed.
         skipped: number of cases outside an engine's profile.
         ran: number of cases that ran.
-        sources: sources of error that are allowed in a quantized file.
-        tallies: (output, kind of case) -> tally.
+        sources: sources of error that are allowed for a quantized file ("activations", "weights").
+        tallies: (output, kind of case) -> tally of errors.
         measures: measures of the given rules.
-        culprit: onnxruntime's optimizers that break the file.
+        culprit: optimizers of onnxruntime that break the file.
         advice: advice that follows the reason of a failure.
-        option: option of onnxruntime's session, NAME=VALUE, with which it was judged.
-        without: note on its behavior without that option.
+        option: session option of onnxruntime, NAME=VALUE, with which the file was judged; "" without an option.
+        without: note on the behavior without this option.
     """
 
     name: str
@@ -191,19 +193,19 @@ class RuntimeCandidate:
 
     @property
     def file_label(self) -> str:
-        """Return the file's label, "" for eager."""
+        """Return the file's label; "" for eager mode."""
         if self.subject is not None:
             return self.subject.label
         return ""
 
     def load(self, stack: ExitStack) -> None:
-        """Open the runner, or record why it can't be opened."""
+        """Open the runner. If it can't be opened, record the reason."""
         try:
             self.runner = stack.enter_context(self.make())
             if isinstance(self.runner, TrtRunner):
                 assert self.subject is not None
                 types = self.runner.input_dtypes()
-                # Names of other files' inputs do not apply to this engine.
+                # The map may also have names of inputs of other files, which this engine does not have.
                 own = {theirs: ours for theirs, ours in self.subject.inputs.items() if theirs in types}
                 subject = replace(self.subject, inputs=own)
                 self.subject = replace(subject, types=subject.rename_types(types))
@@ -220,7 +222,7 @@ class RuntimeCandidate:
         """Run one case and translate the names of inputs and outputs.
 
         Returns:
-            the outputs by the model's names; None if the runner can't run (any more) or the case is outside its
+            the outputs by the model's names; None if the runner can't run, or if the case is outside an engine's
             profile.
         """
         if self.runner is None:
@@ -228,7 +230,7 @@ class RuntimeCandidate:
         subject = self.subject
         if subject is not None and subject.spared:
             feeds = {name: value for name, value in feeds.items() if name not in subject.spared}
-        # A replica uses the model's names.
+        # A `FileReplica` already uses the model's names.
         renames = subject is not None and not isinstance(self.runner, FileReplica)
         if subject is not None and renames:
             feeds = subject.own_feeds(feeds)
@@ -252,15 +254,16 @@ class RuntimeCandidate:
         return result
 
     def compute_precision(self, usual: str) -> str:
-        """Determine the precision that the candidate is judged by.
+        """Determine the precision in which the candidate is judged.
 
         An engine is judged by the half type of its inputs and outputs.
 
         Args:
-            usual: precision of the ONNX files compared with it, for an engine without half inputs and outputs.
+            usual: precision of the compared ONNX files; it is used for an engine without half-precision inputs and
+                outputs.
 
         Returns:
-            "fp16", "bf16", or "" for the model's own.
+            "fp16", "bf16", or "" for the model's own precision.
         """
         if self.subject is None:
             return ""
@@ -273,7 +276,7 @@ class RuntimeCandidate:
 def make_candidates(
     compared: Sequence[ComparedFile], runners: Sequence[str] = ()
 ) -> tuple[list[RuntimeCandidate], list[NotRun]]:
-    """List every runtime of this machine for every file, and the runtimes that can't run.
+    """List a candidate for every file in every runtime of this machine, and the runtimes that can't run.
 
     Args:
         runners: third-party runtimes, by name.
@@ -300,7 +303,8 @@ def make_candidates(
         for name in dict.fromkeys(runners):
             make = partial(ThirdPartyRunner, name, subject.path)
             candidates.append(RuntimeCandidate(title_of_guest(require_runtime(name)), make, subject))
-        # onnxruntime's CPU provider has no bfloat16, and it removes Casts to compute single float16 nodes in float32.
+        # The stepwise runtime is needed for half precision: onnxruntime's CPU provider has no bfloat16, and it removes
+        # Casts to compute single float16 nodes in float32.
         if subject.precision or subject.computing.lowered or "bf16" in subject.computing.halves:
             wide = {n: np.dtype(np.float32) if is_float_dtype(t) else t for n, t in subject.types.items()}
             stepwise = replace(subject, types=wide)
@@ -317,7 +321,9 @@ def make_candidates(
 
 
 def _replica_candidates(subject: ComparedFile) -> list[RuntimeCandidate]:
-    """Return float64 evaluations of a quantized file, one without rounding its activations and one with it."""
+    """Return two candidates that evaluate a quantized file in float64: one without and one with rounding of
+    activations.
+    """
     if subject.steps is None:
         return []
     rounded = partial(FileReplica, subject.steps, RoundingDraw(), ROUNDED)

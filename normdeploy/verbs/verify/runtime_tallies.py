@@ -1,4 +1,4 @@
-"""Tally the errors of each runtime, for each output and kind of case, with eager's for comparison."""
+"""Collect the errors of each runtime in tallies: one for each output and kind of case, next to that of eager mode."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .runtime_candidates import RuntimeCandidate
 
 
 class RuntimeTallies:
-    """Fill the tallies of runtimes.
+    """Fill the error tallies of runtimes.
 
     Attributes:
-        eager: a correct evaluation in the model's own type.
+        eager: eager mode, or another correct evaluation in the model's own type.
         policy: rules given by the user.
-        ratios: output -> number of units that eager needs (`normdeploy.compare.error_bounds`).
+        ratios: output -> error of eager mode in units (`normdeploy.compare.error_bounds`).
     """
 
     def __init__(self, model: Original, eager: RuntimeCandidate, policy: Policy, clock: BudgetClock) -> None:
@@ -45,13 +45,13 @@ class RuntimeTallies:
 
     @property
     def rules_decide(self) -> bool:
-        """Return whether given rules decide on every output, so that the default rule decides on none."""
+        """Return whether given rules decide on every output, so that the default rule decides on no output."""
         return not self.policy.required and all(self.policy.rules_for(output) for output in self.model.outputs)
 
     def skips_step_budget(self, candidate: RuntimeCandidate) -> bool:
-        """Check whether given rules alone decide on a quantized file.
+        """Check whether only given rules decide on a quantized file.
 
-        Its error budget, which takes dozens of runs in float64, is then skipped.
+        The error budget of the file, which takes dozens of runs in float64, is then not computed.
 
         Returns:
             True if the budget is not needed.
@@ -59,22 +59,23 @@ class RuntimeTallies:
         return self.rules_decide and candidate.subject is not None and candidate.subject.steps is not None
 
     def dtype_of(self, output: str) -> np.dtype:
-        """Return the dtype of an output, as eager computes it."""
-        # Look up each kind instead of searching the tallies, because this runs for each output on each input.
+        """Return the dtype of an output in eager mode."""
+        # Each kind is looked up, because a search through all tallies for each output and input would be slow.
         return next(tally.dtype for kind in KINDS if (tally := self.eager.tallies.get((output, kind))) is not None)
 
     def eager_tally(self, output: str, kind: str) -> ErrorTally:
-        """Return eager's tally for an output and kind of case.
+        """Return the tally of eager mode for an output and kind of case.
 
-        A tally against the file itself (`AGAINST`) uses eager's tally of the plain kind.
+        ``kind`` has the suffix `AGAINST` if the errors are against the file's own float64 evaluation. Eager mode has
+        only the tally of the kind without this suffix.
         """
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
     def has_wrong_output(self, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-        """Check whether one of ``outputs`` failed on an input so far.
+        """Check whether one of ``outputs`` has failed on an input so far.
 
         Returns:
-            True if one of their tallies exceeds its bound.
+            True if an error in one of their tallies exceeds the allowed error.
         """
         return any(
             tally.failure_ratio(self.eager_tally(*key)) > 1
@@ -83,7 +84,7 @@ class RuntimeTallies:
         )
 
     def has_time_for_draws(self, case: str, seconds: float = 0.0) -> bool:
-        """Check whether time is left for more drawn roundings, and note the case as undecided if not.
+        """Check whether time is left for more random roundings. If not, record the case as undecided.
 
         Args:
             seconds: time that one draw takes.
@@ -110,7 +111,7 @@ class RuntimeTallies:
         for output in self.model.outputs if answer.case.kind != DATASET else ():
             dtype = self.dtype_of(output)
             if dtype.kind in "iub" and answer.case.kind in NONFINITE:
-                # Indices and comparisons of non-finite numbers are undefined.
+                # Indices and comparisons that result from non-finite numbers are undefined, so they are not judged.
                 continue
             tally = candidate.tallies.setdefault((output, answer.case.kind), ErrorTally(dtype))
             if steps is not None and answer.bounds is not None:
@@ -131,10 +132,10 @@ class RuntimeTallies:
             )
 
     def _has_failed_already(self, candidate: RuntimeCandidate, output: str, kind: str) -> bool:
-        """Return whether an output failed already on a kind of input that is as plain, which gives its verdict.
+        """Return whether an output has already failed on this kind of input or on a more ordinary kind.
 
-        More drawn roundings can't change the verdict then. They took most of the time of a wrong file: dozens of runs
-        in float64 for each input.
+        Its verdict is then decided, and more random roundings can't change it. For a wrong file, these roundings would
+        take most of the time: dozens of runs in float64 for each input.
         """
         return any(
             tally.failure_ratio(self.eager_tally(output, failing)) > 1
@@ -157,7 +158,9 @@ class RuntimeTallies:
     def _tally_quantized(
         self, candidate: RuntimeCandidate, answer: CaseAnswer, output: str, value: Array | None, steps: CaseBudget
     ) -> None:
-        """Tally a quantized file against the reference, and each runtime also against the file's float64 evaluation."""
+        """Add the errors of a quantized file against the reference, and in runtimes also against its float64
+        evaluation.
+        """
         assert answer.bounds is not None
         case = answer.case
         dtype = self.dtype_of(output)
@@ -168,7 +171,9 @@ class RuntimeTallies:
             base = np.zeros(())
         open_ = not self._has_failed_already(candidate, output, case.kind)
         if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
-            # The unrounded reference may be nonzero where the rounded one is 0, and is rounded to the output's type.
+            # The allowed error was computed for the reference with rounding. An element of this reference may be 0
+            # although it is not 0 without rounding. So every element gets the largest allowed error, or the rounding to
+            # the output's type if that is larger.
             right = np.abs(self._quantized_reference(candidate, answer, steps)[output].astype(np.float64))
             base = np.maximum(base.max(), np.nan_to_num(right, posinf=0.0) * float(ml_dtypes.finfo(dtype).eps))
         candidate.tallies[output, case.kind].add(
@@ -198,8 +203,8 @@ class RuntimeTallies:
     def _quantized_reference(self, candidate: RuntimeCandidate, answer: CaseAnswer, steps: CaseBudget) -> RunResult:
         """Return the outputs that a quantized file is compared with.
 
-        This is the reference, or if the file's ranges clip values, the file with exact values and the same clipping.
-        For the unrounded file, a quantized reference is evaluated without rounding too.
+        This is usually the reference. If trusted ranges of the file clip values, it is the file itself, clipped but not
+        rounded. If the file is evaluated without rounding, a quantized reference is also evaluated without rounding.
         """
         if candidate.name != UNROUNDED:
             if steps.cut is None:

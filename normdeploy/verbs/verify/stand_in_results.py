@@ -1,14 +1,14 @@
-"""Replace results of a runtime whose errors are known not to be the file's fault.
+"""Replace results of a runtime whose errors are known not to be the file's fault. There are two cases.
 
-Half-precision files on extreme inputs: an inner value exceeds float16's range. A square or a sum of squares reaches
-65504 at inputs of a few hundred. torch's kernels hold it in float32, but a file of half-precision nodes does not. This
-limits the inputs that the file is fit for, and is noted. The file is then judged by its float64 evaluation. An overflow
-on the user's inputs or on random ones still fails.
+Half-precision files on extreme inputs: an inner value may exceed float16's range. For example, a square or a sum of
+squares exceeds 65504 for inputs of a few hundred. torch's kernels keep it in float32, but a file of half-precision
+nodes does not. A note states this limit of the inputs, and the file is judged by its float64 evaluation. An overflow on
+the user's inputs or on random inputs still fails.
 
-Files with a Clip that omits a bound, on infinite inputs: PyTorch keeps Inf in ``clamp(min=0.01)``, and so does ONNX's
-reference implementation. The standard gives the type's largest number as the omitted bound, and onnxruntime (1.31, CPU)
-turns Inf into 3.4e38. torch's exporter writes such a Clip, so the file is not wrong. It is judged with Max or Min
-instead of the Clip, because these keep Inf.
+Files with a Clip without one of its bounds, on infinite inputs: PyTorch keeps Inf in ``clamp(min=0.01)``, and so does
+ONNX's reference implementation. By the standard, however, a missing bound is the type's largest number, and onnxruntime
+(1.31, CPU) turns Inf into 3.4e38. torch's exporter writes such a Clip, so the file is not wrong. It is judged with Max
+or Min instead of the Clip, because these ops keep Inf.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _CLIP = "Clip"
 
 
 class StandInResults:
-    """Replace results that are not the file's fault, and add one note of each kind for each file to ``notes``."""
+    """Replace results whose errors are not the file's fault. For each file, one note of each kind is added to
+    ``notes``.
+    """
 
     def __init__(self, notes: list[str]) -> None:
         self._notes = notes
@@ -58,7 +60,7 @@ class StandInResults:
             if answer.case.kind == INFINITE and _CLIP in subject.ops and candidate.name in (OFF, ON):
                 return self._replace_clipped(candidate, subject, answer, result)
         except NormdeployError:
-            # Keep outputs that can't be computed another way.
+            # The outputs can't be computed in another way, so they are kept.
             return result
         return result
 
@@ -68,7 +70,7 @@ class StandInResults:
             self._notes.append(f"{subject.label} {text}")
 
     def _replace_overflow(self, subject: ComparedFile, answer: CaseAnswer, result: RunResult) -> RunResult:
-        """Replace outputs that lost all digits to an inner overflow by the file's float64 results."""
+        """Replace outputs that lost all digits by an inner overflow by the float64 results of the file."""
         reference = answer.reference
         floats = [n for n, v in result.items() if v.dtype.kind == "f" and v.shape == reference[n].shape]
         lost = [name for name in floats if has_lost_all_digits(result[name], reference[name])]
@@ -94,7 +96,9 @@ class StandInResults:
     def _replace_clipped(
         self, candidate: RuntimeCandidate, subject: ComparedFile, answer: CaseAnswer, result: RunResult
     ) -> RunResult:
-        """If a result is finite and the reference is not, return the results of the file with open bounds."""
+        """If a result is finite where the reference is not, return the results of the file with Max or Min instead of
+        Clip.
+        """
         if not any(_is_clipped(value, answer.reference[name]) for name, value in result.items()):
             return result
         if (proto := open_clip_bounds(load_onnx(subject.path))) is None:

@@ -1,7 +1,9 @@
-"""Pair inner tensors of an ONNX file with those of the PyTorch model, and measure how the error grows along them.
+"""Pair inner tensors of an ONNX file with those of the PyTorch model, and measure how the error grows along them
+(drift).
 
-Exports keep the module of every node. Tensors correspond if each is the only one to leave or enter the same module,
-both in the PyTorch graph and in the file. Most module boundaries have such a pair; other tensors are not compared.
+An exported file records the module of every node. Two tensors correspond if each is the only tensor that enters or
+leaves the same module, one in the PyTorch graph and one in the file. Most module boundaries have such a pair. Other
+tensors are not compared.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays, Progress
 from .compute_budget import BudgetClock
 
-# Fewest tensors that are fetched in one run.
+# Minimum number of tensors that are fetched in one run.
 AT_ONCE = 16
-# Approximate size in float64 of the tensors of one run.
+# Approximate size in bytes (256 MiB) of the tensors that are fetched in one run, in float64.
 _BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class TensorPair:
-    """Tensor of a file and the node of the PyTorch graph that computes the same.
+    """Tensor of a file, and the node of the PyTorch graph that computes the same tensor.
 
     Attributes:
-        module: module in which the node is.
-        where: boundary at which they match, for example "out of encoder".
+        module: module that contains the node.
+        where: module boundary at which the two match, for example "out of encoder".
         place: positions in the file and in the PyTorch graph.
     """
 
@@ -58,14 +60,14 @@ class TensorPair:
 
 @dataclass(frozen=True, repr=False)
 class DriftPoint(ShortRepr):
-    """Error of one pair in one runtime; true if it is allowed (the rule of ``verify``).
+    """Error of one pair in one runtime; true if the error is allowed by the rule of ``verify``.
 
     Attributes:
         error: largest error of the file against float64.
-        eager: largest error of eager against float64.
+        eager: largest error of eager mode against float64.
         allowed: allowed error.
         scale: largest |value| in float64.
-        reason: failure that no error expresses, such as a NaN.
+        reason: failure that the error does not show, such as a NaN.
     """
 
     module: str
@@ -98,7 +100,7 @@ def pair_tensors(model: LoadedModel, proto: onnx.ModelProto) -> list[TensorPair]
     ours, order = boundaries_of_file(proto)
     matched: dict[tuple[str, str], TensorPair] = {}
     for where in sorted(theirs.keys() & ours.keys()):
-        # A later boundary overwrites an earlier one: outputs and inner modules sort last.
+        # If a tensor has several boundaries, the last one is kept. Outputs and inner modules are last in this order.
         if len(theirs[where]) == len(ours[where]) == 1:
             (node,), (tensor,) = theirs[where], ours[where]
             if tensor in order and node in makers:
@@ -139,8 +141,7 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
     """List the tensors at each module boundary of a file.
 
     Returns:
-        (boundary -> tensors that cross it, tensor -> position of its node). Only tensors that depend on an input are
-        listed.
+        (boundary -> tensors that cross it, tensor -> position of its node), for tensors that depend on an input.
     """
     initializers = {t.name for t in proto.graph.initializer}
     inputs = {v.name for v in proto.graph.input} - initializers
@@ -150,10 +151,10 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
     boundaries: dict[str, set[str]] = {}
     for place, node in enumerate(proto.graph.node):
         path = module_path(node)
-        # A body may read tensors of the outer graph.
+        # A node with a body also reads the tensors of the outer graph that its body uses.
         data = [name for name in dict.fromkeys([*node.input, *sorted(captured_names(node))]) if name in paths]
         if not data:
-            # Skip constants.
+            # Nodes that depend on no input compute constants, which are skipped.
             continue
         edges += [(name, paths[name], path) for name in data]
         for name in filter(None, node.output):
@@ -166,7 +167,9 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
 
 
 def _collect_boundaries(edges: Iterable[tuple[str, str | None, str | None]], boundaries: dict[str, set[str]]) -> None:
-    """Add the tensors that leave and enter each module; a maker or reader of None is outside all modules."""
+    """Add the tensors that leave and enter each module. A producing or reading module of None is outside all
+    modules.
+    """
     for tensor, maker, reader in edges:
         made = _enclosing_modules(maker)
         read = _enclosing_modules(reader)
@@ -244,7 +247,7 @@ class InnerTensors(Protocol):
         """
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        """Compute tensors as the reference runs, in the precision of the file.
+        """Compute tensors in the runtime of the reference, in the precision of the file.
 
         Returns:
             name -> value.
@@ -291,7 +294,7 @@ class TorchInnerTensors:
 
 
 class TensorComparison:
-    """Comparison of inner tensors: a reference and a file in a runtime, on one input.
+    """Comparison of the inner tensors of a reference and of a file in a runtime, on one input.
 
     Args:
         insides: inner tensors of the reference.
@@ -313,7 +316,7 @@ class TensorComparison:
         self.precision = precision
         self.optimize = optimize
         self.provider = provider
-        # Bytes of the largest reference tensor in the last comparison.
+        # Size in bytes of the largest tensor of the reference in the last comparison.
         self.largest = 0
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
@@ -367,7 +370,7 @@ class TensorComparison:
         """Judge each pair.
 
         Returns:
-            one point for each pair; None if its tensors are not floating-point or differ in size.
+            one `DriftPoint` for each pair; None if the tensors are not floating-point or differ in size.
         """
         nodes = [pair.node for pair in chosen]
         wide = self.reference_values(nodes)
@@ -404,8 +407,10 @@ def measure_drift(
 
     Args:
         precision: "fp16" or "bf16", or "" if the file computes in the model's own type.
-        ran: another form of the file to run instead; tensors that it lacks are left out.
-        clock: ends the measurement after the first `AT_ONCE` tensors, and counts those left out under ``label``.
+        ran: another form of the file that runs instead, such as the optimized file. Tensors that it does not have are
+            skipped.
+        clock: limit on the time. When it is over, only the first `AT_ONCE` tensors are measured, and the clock records
+            the number of skipped tensors under ``label``.
 
     Returns:
         points in the file's order.
@@ -438,7 +443,8 @@ def measure_drift(
 def apply_ort_optimizer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Optimize a model with onnxruntime for this machine's CPU.
 
-    A tensor requested as an output is not fused away. So the optimized file is written, and later run unchanged.
+    The optimizer does not fuse away a tensor that is requested as an output. So the file is first optimized without
+    such requests, and the optimized file is later run unchanged.
 
     Returns:
         the optimized model, with ops that only onnxruntime knows.

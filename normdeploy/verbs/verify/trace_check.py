@@ -1,7 +1,7 @@
-"""Compare a live module, run as its user runs it, with the trace that files are made of.
+"""Compare a live module, run in Python as its user runs it, with the trace from which files are made.
 
-Both differ if forward checks for export, or if a trace drops state. The file then follows the trace, so a comparison
-with the trace alone would pass it.
+The two differ if forward behaves differently during an export, or if the trace loses state. The file then computes what
+the trace computes, so a comparison with the trace would not detect the difference.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ...types import Array, Arrays
 from .compute_budget import BudgetClock
 from .reference_models import model_unit_roundoff
 
-# Number of evaluations with drawn roundings, which bound the difference of two correct evaluations.
+# Number of evaluations with random roundings. They bound the difference between two correct evaluations.
 _DRAWS = 3
 
 
 @dataclass(frozen=True)
 class TraceDifference:
-    """Difference between a live module and its trace, if any.
+    """Difference between a live module and its trace, if there is a difference.
 
     Attributes:
-        difference: description of the difference; None if both agree or the module was not run.
-        note: the reason why the module could not be run; otherwise None.
+        difference: description of the difference; None if there is no difference or the module was not run.
+        note: reason why the module could not be run; None if it was run.
     """
 
     difference: str | None = None
@@ -43,13 +43,15 @@ class TraceDifference:
 
 
 def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: BudgetClock) -> TraceDifference:
-    """Run ``module`` and its trace on a few inputs: the first always, the others until the time is over.
+    """Run ``module`` and its trace on a few inputs, and compare the outputs.
 
-    Each element may differ by 4 d + 6 √N u y. d is how far drawn roundings move its row, N the number of nodes of the
-    trace, u the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
+    The first input always runs, the other inputs run until the time is over. Each element may differ by 4 d + 6 √N u y.
+    Here d is the change of its row under random roundings, and N is the number of nodes of the trace. u is the unit
+    roundoff, and y is the largest element of the row (`normdeploy.compare.perturbation`).
 
     Returns:
-        the first difference, from the trace or between two calls; an empty record if both agree.
+        the first difference, between module and trace or between two calls of the module; an empty record if there is
+        none.
     """
     live = ModuleRunner(model, unwrap_module(module))
     trace = EagerRunner(model)
@@ -90,7 +92,8 @@ class _RoundingComparison:
         Returns:
             the output with both values, or None.
         """
-        # Drawn roundings only widen the bound, and most modules equal their traces without them.
+        # Most modules equal their traces within the bound without random roundings, which are therefore drawn only if
+        # needed.
         still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
         if self._find_beyond_rounding(one, other, still) is None:
             return None
@@ -101,7 +104,7 @@ class _RoundingComparison:
         return next(filter(None, every), None)
 
     def _measure_rounding(self, feeds: Arrays) -> RunResult:
-        """Measure how far drawn roundings move each element, by output."""
+        """Measure, for each output, the change of each element under random roundings."""
         reference = RoundingRunner(self._model)
         exact = reference.infer(feeds)
         moved = {output: np.zeros(np.shape(value)) for output, value in exact.items()}
@@ -113,7 +116,9 @@ class _RoundingComparison:
 
 
 def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Arrays]]:
-    """Yield (name, inputs): random ones at the usual and smallest sizes, and small ones that an epsilon affects."""
+    """Yield (name, inputs): random inputs at the usual and smallest sizes, and inputs of small numbers, which show
+    epsilons.
+    """
     yield "seed 0", model.samples(0)
     least = {name: dim.min for name, dim in model.named_dims.items()}
     if least:

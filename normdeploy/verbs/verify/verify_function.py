@@ -25,54 +25,58 @@ def verify(call: VerifyCall) -> Comparison:
     """Compare the outputs of files in each runtime with a PyTorch or ONNX model in float64.
 
     ``normdeploy.verbs.verify.file_comparison`` documents the rule. Loading options that ``export`` recorded need not be
-    given again. Recorded options that may run code are followed only if this user or a team signed them for this very
-    model file (docs/teams.md).
+    given again. Recorded options that may run code are followed only if this user or a team signed them for exactly
+    this model file (docs/reference/teams.md).
 
     Args:
-        source: the model file or folder, a live module, or an exported program. A result of ``export`` is compared with
-            the model that it was made from, with its arguments and options, and is itself the first of the files. An
-            ONNX file, an onnx.ModelProto with its weights, or an onnxruntime.InferenceSession is evaluated in float64
-            as the reference (``inputs`` and ``dims`` give its sizes).
+        source: the model file or folder, a live module, or an exported program. For a result of ``export``, the file of
+            the result is the first of the compared files, and the exported model is the reference, with its arguments
+            and options. An ONNX file, an onnx.ModelProto with its weights, or an onnxruntime.InferenceSession can also
+            be the reference; it is evaluated in float64 (``inputs`` and ``dims`` give its sizes).
         files: outputs of ``export``, ``optimize`` and ``build``, distinguished by content, and models in memory.
             Engines run only on a machine with a GPU.
         args, kwargs: example arguments of a live module.
         engines: more files.
-        seeds: number of random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
-        feeds: your own inputs, name -> array or an .npz file, one or several; they replace the generated inputs.
-        drift: also compare the inner tensors of ONNX files with the model's, on one case each. This takes two to three
-            times as long.
+        seeds: number of random inputs at the usual sizes, in addition to inputs of other sizes, of small numbers and of
+            zeros.
+        feeds: one or several inputs, each name -> array or an .npz file. They replace the generated inputs.
+        drift: also compare the inner tensors of each ONNX file with the model's, on one input case. The comparison then
+            takes two to three times as long.
         max_elements: limit on the elements of the largest generated input; None: 8 times the elements at the usual
-            sizes. If the model takes larger sizes, the result's ``up_to`` gives that limit.
+            sizes. If the model accepts larger inputs, ``up_to`` of the result has this limit.
         max_seconds: limit on processor time; half is for the model in float64. One input always runs, even beyond the
             limit.
         max_memory: limit in bytes on the tensors inside the model; sizes that take more are left out.
-        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one. Each element
-            must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule; the result's
-            ``standard`` tells whether that holds too.
-        metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one
+        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one output. Each
+            element must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule.
+            ``standard`` of the result says whether the default rule holds too.
+        metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one output
             (``normdeploy.compare.metrics``).
         policy: a file of such rules (``normdeploy.verbs.verify.policy_file``). Arguments override it.
-        also_default: the default rule must hold in addition to the rules given.
-        dataset: samples to measure metrics on: an .npz file, a folder of these, or a Hugging Face dataset on disk.
+        also_default: the default rule must hold in addition to the given rules.
+        dataset: samples on which metrics are measured: an .npz file, a folder of .npz files, or a Hugging Face dataset
+            on disk.
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
             "accuracy5_drop".
-        map: an input or output of a file -> the model's, if names differ and their order does not match them.
+        map: the file's name of an input or output -> the model's name. It is needed if names differ and can't be
+            matched by order.
         runners: names of runtimes from installed packages that also run ONNX files
             (`normdeploy.runtimes.third_party_runner`).
         progress: called with (stage, done, total); total is 0 if it is unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
     Returns:
-        the comparison; true if a runtime ran each ONNX file and every output and weight passes (``Comparison.ok``).
+        the comparison. It is true if each ONNX file ran in some runtime and every output and weight passes
+        (``Comparison.ok``).
 
     Raises:
         NormdeployError: an error of ``normdeploy.errors``. A wrong candidate gives a false result, not an error.
     """
-    # Loading and tracing a module can take as long as the comparison.
+    # The time is counted from here, because loading and tracing a module can take as long as the comparison.
     begun = processor_time()
     stage = StageTimer(call.progress)
     budget = ComparisonBudget(call.max_seconds, call.max_memory, begun=begun)
-    # The decorator wrote models in memory to files.
+    # ``take_fields_as_arguments`` has written models in memory to files.
     every = [*cast("Sequence[PathLike]", call.files), *call.engines]
     rules = ComparisonSettings.from_options(call, budget, call.runners)
     with stage("load", describe_loading(call.source)):

@@ -23,71 +23,73 @@ if TYPE_CHECKING:
 class ComparisonOptions:
     """Options for the inputs, the cost and the rules of a comparison."""
 
-    # Inputs and their cost.
+    # Options for the inputs and for the cost.
     seeds: int = option_field(
-        3, "--seeds", "Number of random inputs at the usual sizes. Other sizes are tested too.", minimum=1
+        3, "--seeds", "Number of random inputs at the usual sizes. Inputs of other sizes are tested too.", minimum=1
     )
     feeds: Inputs | None = option_field(
         None,
         "--inputs",
-        "Input arrays by name. The models run on these arrays instead of generated inputs. Repeatable.",
+        "File of input arrays by name. The models run on these arrays instead of generated inputs. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
     max_elements: int | None = option_field(
         None,
         "--max-elements",
-        "Elements of the largest generated input. Default: 8 times the elements at the usual sizes.",
+        "Largest number of elements of a generated input. Default: 8 times the number at the usual sizes.",
         metavar="N",
         minimum=1,
     )
     max_seconds: float = option_field(
         60.0,
         "--max-seconds",
-        "Limit of processor time, in seconds; the verdict lists the checks that were skipped or cut short.",
+        "Limit of processor time, in seconds. The verdict lists the checks that were skipped or stopped early.",
         metavar="S",
         minimum=1,
     )
     max_memory: int = option_field(
         4 * 2**30,
         "--max-memory",
-        "Memory limit for tensors inside the model; input sizes that need more are skipped.",
+        "Memory limit for the tensors inside the model. Input sizes that need more memory are skipped.",
         metavar="BYTES",
         minimum=2**20,
     )
 
-    # Rules.
+    # Options for the rules.
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
-        "Tolerance |error| ≤ ABS + REL·|reference| for one output, or for all. Repeatable.",
+        "Allow |error| ≤ ABS + REL·|reference| for the output OUT, or for all outputs if OUT= is omitted. Repeatable.",
         metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "Metric that decides the verdict: cosine, psnr, snr, top1, top5 or nearest with >=X, or accuracy_drop with"
-        " <=X. Quote the value for the shell, or write NAME:X. Repeatable.",
+        "Metric that decides the verdict: cosine, psnr, snr, top1, top5 or nearest with >=X, or accuracy_drop with <=X."
+        " Put the value in quotes for the shell, or write NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     policy: PathLike | None = option_field(
         None,
         "--policy",
-        "File of tolerances, metrics and names.",
+        "TOML file with tolerances, metrics and name mappings.",
         metavar="VERIFY.toml",
         type=Path | None,
     )
     also_default: bool = option_field(
-        False, "--also-default", "Also require the default rule, which your tolerances and metrics otherwise replace."
+        False,
+        "--also-default",
+        "Also require the default rule. Without --also-default, your tolerances and metrics replace the default rule.",
     )
 
-    # Data for metrics, and names in the files.
+    # Options for the dataset of metrics, and for the names in the files.
     dataset: PathLike | None = option_field(
         None,
         "--dataset",
-        "Samples for metrics: an .npz file, a folder of them, or a Hugging Face dataset on disk.",
+        "Samples for metrics: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.",
         metavar="PATH",
         type=Path | None,
     )
@@ -97,7 +99,7 @@ class ComparisonOptions:
     map: Sequence[str] | Mapping[str, str] = option_field(
         (),
         "--map",
-        "Map an input or output name of the file to the model's name. Repeatable.",
+        "Match an input or output of the file (THEIRS) with one of the model (OURS) by their names. Repeatable.",
         metavar="THEIRS=OURS",
         type=list[str] | None,
     )
@@ -105,12 +107,12 @@ class ComparisonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftOption:
-    """Option to compare inner tensors besides outputs."""
+    """Option to compare inner tensors in addition to outputs."""
 
     drift: bool = option_field(
         False,
         "--drift",
-        "Also compare inner tensors with the model's, to show where the error grows (ONNX files only).",
+        "Also compare tensors inside the model, to show where the error grows (ONNX files only).",
     )
 
 
@@ -121,13 +123,13 @@ class VerifyOptions(RunnersOption, DriftOption, ComparisonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StrictOption:
-    """Option that makes the command line's ``verify`` fail if the comparison was limited."""
+    """Option that makes the command ``normdeploy verify`` fail if the verdict has limits."""
 
     strict: bool = option_field(
         False,
         "--strict",
-        "Exit with 1 if the comparison was limited: some sizes were not tested, or only the tested file describes the"
-        " inputs.",
+        "Exit with 1 if the comparison was limited: some sizes were not tested, or the inputs are known only from the"
+        " tested file.",
     )
 
 

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from .comparison_result import Comparison
     from .parts_comparison import PartsComparison
 
-# Terminal columns that the full table needs.
+# Width of a terminal, in columns, from which the full table is printed.
 _WIDE = 100
 
 
 def show_parity(console: Console, parity: Comparison) -> None:
-    """Print a row for each output and runtime, reasons of failures, drift, runtimes not run, notes, and the verdict."""
+    """Print a row for each output and runtime, reasons of failures, drift, runtimes that did not run, notes, and the
+    verdict.
+    """
     console.print(_result_table(parity, narrow=console.width < _WIDE))
     for result in parity.results:
         if result.reason or result.rules_summary:
@@ -54,7 +56,7 @@ def failure_lines(parity: Comparison) -> list[str]:
     """Describe a failed comparison for a quiet run.
 
     Returns:
-        one line for each failure, then the verdict; runtimes that were not run are listed only if nothing else failed.
+        one line for each failure, then the verdict. Runtimes that did not run are listed only if nothing else failed.
     """
     lines = [
         f"fail: {', '.join(filter(None, (r.output, r.runtime, r.file)))}: "
@@ -109,7 +111,7 @@ def describe_verdict(parity: Comparison) -> str:
 
 
 def summarize_verdict(parity: Comparison) -> str:
-    """Describe the verdict and the inputs that it rests on.
+    """Describe the verdict and the inputs on which the files were compared.
 
     Returns:
         for example "verified on 34 inputs against the model in float64".
@@ -131,7 +133,7 @@ def _describe_inputs(parity: Comparison) -> str:
 
 
 def _result_table(parity: Comparison, narrow: bool) -> WordTable:
-    """Build the table of results; if ``narrow``, it fits 80 columns without breaking numbers."""
+    """Build the table of results. If ``narrow`` is set, the table fits 80 columns without line breaks in numbers."""
     told = [
         i
         for i, column in enumerate(parity.columns)

@@ -1,17 +1,18 @@
 """Compare each floating-point initializer of a file with the model's parameters, buffers and constants.
 
-A weight is the model's if it equals one of the model's tensors bit for bit. The tensor may be cast to the file's type,
-reshaped, or have its dims permuted. A weight is also the model's if it is composed of whole rows of the model's tensors
-(slices, packed and reordered gates). Any other weight is one of these:
+A comparison of outputs does not detect a single weight among thousands that is off by 1e-4. This audit does.
 
-- folded: a tensor of the model times one number for each channel, up to rounding; or the shift that results if a
-  BatchNorm is applied to a bias.
-- altered: close to a tensor of the model that is missing from the file, but with some elements changed, or all of them
-  slightly. The audit fails.
-- computed: similar to no tensor of the model, like constants that an exporter computes. This includes whole tensors of
-  the model packed with computed numbers (``torch.cdist`` packs a codebook, its squares and ones into one tensor).
+A weight of the file is unchanged if it equals a tensor of the model bit for bit. The tensor may be cast to the file's
+type, reshaped, or have its dims permuted. A weight is also unchanged if it consists of whole rows of the model's
+tensors (slices, packed and reordered gates). Any other weight has one of these origins:
 
-A comparison of outputs does not detect a single weight off by 1e-4 among thousands; this audit does.
+- folded: it is a tensor of the model times one number for each channel, up to rounding; or it is a bias with a
+  BatchNorm folded in.
+- altered: it is close to a tensor of the model that is missing from the file, but some elements differ, or all elements
+  differ slightly. The audit fails.
+- computed: it is similar to no tensor of the model, like constants that an exporter computes. This includes tensors
+  that pack tensors of the model together with computed numbers. (``torch.cdist`` packs a codebook, its squares and ones
+  into one tensor.)
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def audit_weights(
     Args:
         proto: the file with its weights loaded.
         label: name of the file.
-        clock: limit on the time to trace weights to the model; None for no limit. Weights left untraced are counted in
-            the clock.
+        clock: limit on the time to trace weights to the model; None for no limit. The clock counts the weights that
+            were not traced.
 
     Returns:
         the weights, altered ones first.
@@ -70,7 +71,7 @@ def audit_weights(
     unknown: list[tuple[str, Array, float]] = []
     arranged: list[tuple[str, Array]] = []
     placed = set[str]()
-    # Quantization scales and zero points are judged by the error budget.
+    # Quantization scales and zero points are not audited, because the error budget judges them.
     apart = quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto))
     for tensor in iter_initializers(proto.graph):
         array = initializer_values(tensor)
@@ -92,7 +93,7 @@ def audit_weights(
     every = list(iter_bias_shifts(model, stored))
     constants: Sequence[tuple[str, Array]] | None = ()
     if isinstance(model, LoadedModel):
-        # Compute the model's constants when a weight first needs them.
+        # The constants of the model are computed later, when a weight first needs them.
         constants = None
         every += [
             FixedShift(BiasShift(source, w.reshape(-1), size.reshape(-1)))
@@ -125,7 +126,8 @@ def audit_weights(
             if weight.origin is WeightOrigin.ALTERED and smoothed is None:
                 weight = _clear_if_derived(weight, array, stored, rows, clock)
         except OutOfTime:
-            # No time is left to find an innocent origin, so report neither this weight nor the remaining ones.
+            # Without more time, a harmless origin can't be excluded. So neither this weight nor the remaining ones are
+            # reported.
             untraced += len(unknown) - place
             break
         if weight.origin is WeightOrigin.ALTERED:
@@ -147,12 +149,12 @@ def audit_weights(
 
 
 def _find_moved_rows(array: Array, missing: Arrays) -> Iterator[tuple[str, int]]:
-    """Find the first parameter that matches most rows of ``array`` in place, but not all.
+    """Find the first parameter that equals most rows of ``array`` at the same positions, but not all.
 
-    Exporters reorder the gates of LSTMs and GRUs. That moves more than half of the rows, so it is not reported.
+    Exporters reorder the gates of LSTMs and GRUs. This moves more than half of the rows, so it is not reported.
 
     Yields:
-        (parameter's name, number of rows that are not at their places), at most once.
+        (parameter's name, number of rows at other positions), at most once.
     """
     for name, parameter in missing.items():
         if parameter.size != array.size or len(squeeze_shape(array.shape)) < 2:
@@ -187,7 +189,9 @@ def _clear_if_derived(
 
 
 def _modules_of_initializers(proto: onnx.ModelProto, stored: Arrays) -> dict[str, str]:
-    """Return initializer -> its module, from its name or else from the first node that reads it."""
+    """Return initializer -> its module. The module comes from the name of the initializer, or else from its first
+    reader.
+    """
     owners = {name.rpartition(".")[0] for name in stored} - {""}
     modules: dict[str, str] = {}
     for node in proto.graph.node:

@@ -1,4 +1,6 @@
-"""Trace a weight that is not an unchanged tensor of the model, by comparing it with each tensor numerically."""
+"""Find the origin of a weight that is not an unchanged tensor of the model, by numerical comparison with each
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from .derived_tensors import FloatSpacing, mark_differences
 from .parameter_orders import iter_arrangements
 from .row_matching import MOSTLY, NEAR, ROW
 
-# Largest share of a tensor's elements that counts as few.
+# Maximum share of differing elements of a tensor at which the differences count as few, and so as alterations.
 _FEW_ALTERED = 0.25
-# Two roundings, of half a unit in the last place each.
+# Allowed number of roundings, of half a unit in the last place each.
 _IN_A_UNIT = 2
 
 
 class WeightOrigin(StrEnum):
-    """Origin of a weight (`weight_audit` defines each)."""
+    """Origin of a weight. `weight_audit` defines each origin."""
 
     FOLDED = "folded"
     COMPUTED = "computed"
@@ -37,9 +39,9 @@ class AuditedWeight(ShortRepr):
     """Initializer that is not an unchanged tensor of the model; false if it was altered.
 
     Attributes:
-        module: module that it belongs to, "" if unknown.
-        parameter: the model's nearest tensor; "" if none is similar.
-        difference: largest |file − model|, from the scaled tensor if the weight is folded.
+        module: module of the initializer; "" if unknown.
+        parameter: the nearest tensor of the model; "" if no tensor is similar.
+        difference: largest |file − model|. For a folded weight, the difference from the scaled tensor.
         reason: explanation for the user.
         elements: number of elements.
     """
@@ -74,11 +76,11 @@ def find_origin(
         weight: record to complete.
         missing: the model's tensors that the file does not hold unchanged.
         shifts: number of elements -> shifts of that size.
-        clock: raises when its time is over.
+        clock: raises an error when the time is over.
 
     Returns:
-        ``weight`` with its origin: folded if a tensor explains it, otherwise altered if one is near, otherwise
-        unchanged.
+        ``weight`` with its origin: folded if a tensor of the model explains it, or altered if a tensor is near.
+        Otherwise the record is returned unchanged.
     """
     form = FloatSpacing.of_dtype(array.dtype)
     flat = array.astype(np.float64).reshape(-1)
@@ -87,11 +89,11 @@ def find_origin(
         made = replace(weight, parameter=shift.source)
         return _with_origin(made, WeightOrigin.FOLDED, np.abs(flat - shift.values), f"made of {shift.source}")
     fits = {name: values_of for name, values_of in missing.items() if values_of.size == array.size}
-    # Try the parameter with the weight's name first; if it explains the weight, the others are not needed.
+    # The parameter with the weight's name is tried first. If it explains the weight, no other parameter is tried.
     named = {name: fits.pop(name) for name in [*fits] if _is_named_after(weight, name)}
     origins = list[AuditedWeight]()
     for origin in _iter_origins(weight, array, named, form, clock):
-        # Two parameters that explain a weight are multiples of each other, so the first is as good as any.
+        # The first parameter that explains the weight is used. Others that explain it too are multiples of this one.
         if origin:
             return origin
         origins.append(origin)
@@ -122,22 +124,22 @@ def _iter_origins(
 
 
 def _is_named_after(weight: AuditedWeight, parameter: str) -> bool:
-    """Check whether a weight has the name of a parameter, or that name with an ending.
+    """Check whether the name of a weight is the name of a parameter, or this name with a suffix.
 
-    Torch's exporter writes "fc.weight.T_2", and adds a number to a name in use: "fc.weight_2".
+    Torch's exporter writes names such as "fc.weight.T_2". If a name is already used, it adds a number: "fc.weight_2".
     """
     before, _, number = weight.name.rpartition("_")
     return parameter in (weight.name, before if number.isdecimal() else "") or weight.name.startswith(f"{parameter}.")
 
 
 def _is_distinctive(values_of: Array) -> bool:
-    """Return whether numbers shared by two tensors indicate a common origin; zeros, ones and repeats do not."""
+    """Return whether equal numbers in two tensors indicate a common origin. Zeros, ones and repeated numbers do not."""
     telling = np.unique(values_of[np.isfinite(values_of)])
     return int((~np.isin(telling, (0.0, 1.0, -1.0))).sum()) >= ROW
 
 
 def are_smoothing_factors(array: Array) -> bool:
-    """Check whether all elements are positive numbers of three binary digits, and not all of them one.
+    """Check whether all elements are positive numbers with three binary digits, and at least one element is not 1.
 
     `normdeploy.quantization.smoothing.smoothing_factors` makes such numbers.
 
@@ -154,17 +156,17 @@ def explain_smoothing(
 ) -> AuditedWeight | None:
     """Explain a gamma that was divided by smoothing factors before quantization.
 
-    Such a gamma is the model's divided by factors that the file contains too, rounded once
+    Such a gamma is the model's gamma divided by smoothing factors, and rounded once. The file contains the factors too
     (`normdeploy.quantization.scale_migration`).
 
     Args:
         weight: record to complete.
-        inverses: factors that all norms of the file are written with. They may agree in most places, so the pair with
-            the fewest differences decides.
+        inverses: smoothing factors of all norms of the file. The factors of two norms may be equal in most elements, so
+            the pair of gamma and factors with the fewest differences is used.
         missing: the model's tensors that the file does not hold unchanged.
 
     Returns:
-        ``weight`` as folded or altered; None if no pair explains most of it.
+        ``weight`` as folded or altered; None if no gamma and factors explain most of its elements.
     """
     least: tuple[int, AuditedWeight] | None = None
     for inverse in (v for v in inverses if v.size == array.size):
@@ -188,9 +190,11 @@ def explain_smoothing(
 def _compare_with_parameter(
     weight: AuditedWeight, stored: Array, parameter: Array, form: FloatSpacing
 ) -> AuditedWeight | None:
-    """Return the origin of ``stored`` if it comes from ``parameter`` of the same shape; None if they are unlike."""
+    """Return the origin of ``stored`` if it comes from ``parameter`` of the same shape; None if the two are not
+    similar.
+    """
     array = stored.astype(np.float64)
-    # Keep the model's exact numbers, because the file's type may not represent some of them.
+    # The model's exact numbers are used, because the file's type may not represent some of them.
     model = parameter.astype(np.float64)
     with np.errstate(all="ignore"):
         cast = parameter.astype(stored.dtype).astype(np.float64)
@@ -198,8 +202,8 @@ def _compare_with_parameter(
         same = (array == cast) | (np.isnan(array) & np.isnan(cast))
         away = np.where(same, 0.0, away)
     differs = away > 0
-    # In a recomputed tensor many elements are rounded differently. A few that differ by several units of their type
-    # were altered, however coarse the type is.
+    # In a tensor that was computed again, many elements are rounded differently. If only a few elements differ, and by
+    # several units of their type, they were altered, even if the type is coarse.
     few = bool(differs.mean() <= _FEW_ALTERED)
     if not mark_differences(array, model, np.abs(array), form, _IN_A_UNIT if few else None).any():
         return _with_origin(weight, WeightOrigin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
@@ -223,7 +227,7 @@ def _compare_with_parameter(
     if closest is not None and closest[0] <= 0.25 * array.size:
         scaled = closest[1] * model
         apart = mark_differences(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
-        # A channel with a single number is a multiple of any other.
+        # A channel with a single element is a multiple of any other, so the equal elements must be distinctive.
         if _is_distinctive((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
             return _altered(weight, apart, array, scaled, f"{weight.parameter} times a factor per channel")
     if (away <= NEAR * np.abs(model)).all() and (named or _is_distinctive(model)):
@@ -232,9 +236,9 @@ def _compare_with_parameter(
 
 
 def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
-    """Yield scales of the whole tensor, then of each place along each axis.
+    """Yield possible scales: one for the whole tensor, then for each axis one scale per position along the axis.
 
-    Each is a median of ratios, which a few altered elements do not move.
+    Each scale is a median of ratios, which a few altered elements do not change.
     """
     with np.errstate(all="ignore"):
         ratios = np.where(parameter != 0, array / parameter, np.nan)
@@ -245,7 +249,8 @@ def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
     for axis, size in enumerate(array.shape):
         others = tuple(i for i in range(array.ndim) if i != axis)
         if size > 1 and array.size // size >= ROW:
-            # Small elements of a channel may be subnormal, and their ratios have no accurate digits.
+            # Only large elements are used. Small elements of a channel may be subnormal, and their ratios are
+            # inaccurate.
             large = np.abs(parameter) >= _nan_median(np.abs(parameter), others)
             telling = np.where(large, ratios, np.nan)
             # A channel of zeros gets the scale 1.
@@ -254,7 +259,7 @@ def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
 
 
 def _nan_median(array: Array, axes: tuple[int, ...]) -> Array:
-    """Compute np.nanmedian over ``axes``, kept with size one; numpy's implementation loops over slices in Python."""
+    """Compute np.nanmedian over ``axes``, which keep size one. (numpy's implementation is slow: it loops in Python.)"""
     kept = tuple(i for i in range(array.ndim) if i not in axes)
     shape = tuple(1 if i in axes else size for i, size in enumerate(array.shape))
     # NaN sorts to the end.
@@ -262,7 +267,7 @@ def _nan_median(array: Array, axes: tuple[int, ...]) -> Array:
     numbers = np.maximum((~np.isnan(lines)).sum(-1, keepdims=True), 1)
     low = np.take_along_axis(lines, (numbers - 1) // 2, -1)
     high = np.take_along_axis(lines, numbers // 2, -1)
-    # Halve after the sum, as numpy does. Equal numbers are returned unchanged, because their sum may overflow.
+    # The sum is halved, as in numpy. If the two numbers are equal, they are returned without a sum, which may overflow.
     return np.where(low == high, low, (low + high) / 2).reshape(shape)
 
 

@@ -35,6 +35,7 @@ LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
     ("AddLayerNorm", "", _rows(768, data=2), EPS),
     ("AddRMSNorm", "", _rows(4096, 1, 2), EPS | {"offset": 0.0}),
     ("ModulatedLayerNorm", "", (("b", "s", 1152), ("b", 1, 1152), ("b", 1, 1152)), EPS),
+    ("GatedRMSNorm", "", (("b", "s", 4096), (4096,), ("b", "s", 4096)), EPS),
     ("StdNorm", "", _rows(512), EPS | {"axis": -1, "ddof": 1}),
     ("ChannelLayerNorm", "", (("b", 96, "h", "w"), (96,), (96,)), EPS),
     ("InstanceNorm", "", IMAGE, EPS),
