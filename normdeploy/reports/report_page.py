@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import NormdeployError
 from ..findings.records import STATUS_WORDS, NodeCounts
 from . import diagram_svg
-from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows, parse_finding
+from .page_rows import PageRow, TruncatedRows, float32_rows, norm_rows, parse_finding
 from .page_templates import format_bytes, format_number, sanitize_texts, template_environment
 from .race_summary import describe_fastest
 from .report import SCHEMA
@@ -83,7 +83,7 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
         "explain": _explain_command(files, rows),
         "versions": {k: v for k, v in versions.items() if k not in _MACHINE and not k.startswith("gpu")},
         "machine": {k: v for k, v in versions.items() if k in _MACHINE or k.startswith("gpu")},
-        "islands": TruncatedRows.truncate_rows(island_rows(precision["islands"])) if precision else None,
+        "islands": TruncatedRows.truncate_rows(float32_rows(precision["islands"])) if precision else None,
         "layers": TruncatedRows.truncate_rows(quantization["layers"]) if quantization else None,
         "forms": TruncatedRows.truncate_rows(report["engine"]["norms"]) if report.get("engine") else None,
         "results": TruncatedRows.truncate_rows(parity["results"]) if parity else None,
