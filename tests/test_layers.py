@@ -38,6 +38,7 @@ LATE = {
     "normdeploy.fleet.publishing": "onnx",
     "normdeploy.fleet.fleet_recheck": "onnx",
     "normdeploy.fleet.step_details": "onnx",
+    "normdeploy.fleet.stored_reports": "onnx",
     "normdeploy.fleet.cached_call": "onnx",
     "normdeploy.runtimes.trt_runner": "numpy",
     "normdeploy.findings.console_tables": "rich",
