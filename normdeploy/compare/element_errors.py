@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtypes import is_float_dtype
 from ..types import Array
+from .number_text import format_pair
 
 
 def absolute_difference(value: Array, reference: Array, *, one_sided: float = math.inf) -> Array:
@@ -116,6 +117,7 @@ def difference_from_float64(value: Array, reference: Array) -> Difference:
     reason = ""
     if wrong.any():
         first = first_true_index(wrong)
-        reason = f"{got[first]} where float64 has {expected[first]:.6g} ({int(wrong.sum())} of {wrong.size} elements)"
+        texts = format_pair(got[first], expected[first])
+        reason = f"{texts[0]} where float64 has {texts[1]} ({int(wrong.sum())} of {wrong.size} elements)"
     error = float(absolute_difference(got, expected, one_sided=0.0).max(initial=0.0))
     return Difference(error, largest_finite(expected), reason)

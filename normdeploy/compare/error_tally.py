@@ -9,6 +9,7 @@ import numpy as np
 
 from ..types import Array
 from .element_errors import first_true_index, nonfinite_mismatch
+from .number_text import format_pair
 from .ulp_spacing import allowed_beside_peer
 from .verdict import Verdict, nearest_to_bound
 
@@ -201,7 +202,5 @@ def _describe_first_wrong(wrong: Array, value: Array, reference: Array) -> str:
         place = f" at {list(index)}"
     else:
         place = ""
-    return (
-        f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements"
-        " differ)"
-    )
+    got, expected = format_pair(value[index], reference[index])
+    return f"{got} where the reference is {expected}{place} ({int(wrong.sum())} of {wrong.size} elements differ)"

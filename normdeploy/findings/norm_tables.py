@@ -68,8 +68,7 @@ def describe_totals(summary: Summary) -> str:
     """
     parts = [_count_norms(summary)]
     if summary.findings:
-        before, after = summary.norm_nodes
-        parts.append(f"norm nodes {before} → {after}, {_count_nodes(summary)}")
+        parts.append(f"norm nodes {summary.norm_nodes}, {_count_nodes(summary)}")
     else:
         parts.append(_count_nodes(summary))
     for word, ops in _OTHERS.items():

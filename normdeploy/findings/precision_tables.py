@@ -13,7 +13,7 @@ from .records import Finding
 
 def show_precision(console: Console, account: PrecisionReport) -> None:
     """Print one line per reason, with all layers that share it, then the totals."""
-    values = {island.tensor: island.value for island in account.islands if island.kind == "range"}
+    values = {region.tensor: region.value for region in account.islands if region.kind == "range"}
     if account.islands:
         table = make_table("module", "kept in float32", "because", "nodes")
         findings = [

@@ -5,8 +5,9 @@ A ``Finding`` is the result for one norm, and one line of the report. A ``Certif
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from .rendering import Renderable, ShortRepr, make_printable
 
@@ -413,6 +414,23 @@ class NormDiagram(ShortRepr):
         return f"{self.kind} {self.module or self.tensors[0]!r}, {self.status}: {boxes}"
 
 
+@dataclass(frozen=True)
+class NodeCounts:
+    """Number of nodes in the file that was read, and in the file that was written; as text: "10 → 1"."""
+
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.before} → {self.after}"
+
+    @classmethod
+    def of_findings(cls, findings: Iterable[Finding]) -> Self:
+        """Count the nodes that compute norms."""
+        every = list(findings)
+        return cls(sum(f.count_nodes_before() for f in every), sum(f.count_nodes_after() for f in every))
+
+
 @dataclass(frozen=True, repr=False)
 class Summary(Renderable):
     """Result of the passes for one graph.
@@ -445,10 +463,9 @@ class Summary(Renderable):
         return describe_totals(self)
 
     @property
-    def norm_nodes(self) -> tuple[int, int]:
+    def norm_nodes(self) -> NodeCounts:
         """Return the number of nodes that compute norms, before and after the rewrites."""
-        before = sum(f.count_nodes_before() for f in self.findings)
-        return before, sum(f.count_nodes_after() for f in self.findings)
+        return NodeCounts.of_findings(self.findings)
 
     def show(self, console: Console) -> None:
         """Print the norms and totals."""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..compare.number_text import format_number
 from ..errors import NEITHER, NOT_RUN, InputError, NormdeployError, StoreError
 from ..storage.file_hash import hash_file
 from ..storage.file_replacement import lock_handle
@@ -144,7 +145,8 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
     failed = [r for r in _result_rows(report) if r.get("verdict") == "fail"]
     if failed:
         first = failed[0]
-        off = f"differs by {first['max_abs_error']}; the allowed error is {first['allowed']}"
+        error, allowed = (format_number(first[name], 3) for name in ("max_abs_error", "allowed"))
+        off = f"differs by {error}; the allowed error is {allowed}"
         if len(failed) > 1:
             more = f" ({len(failed)} rows fail)"
         else:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from ..compare.number_text import format_number
 from ..errors import GraphError, InputError
 from ..graphs.declared_inputs import STRING, DeclaredInput, declared_inputs
 from ..model import DEFAULT_SIZES, Dim, InputSpec, named_dims_of
@@ -118,7 +119,9 @@ def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
     low = array.min().item()
     high = array.max().item()
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise InputError(f"{path!r} holds values from {low} to {high}; a range needs finite ends")
+        raise InputError(
+            f"{path!r} holds values from {format_number(low)} to {format_number(high)}; a range needs finite ends"
+        )
     if array.dtype.kind == "f":
         return (low, high)
     return (int(low), int(high) + 1)

@@ -56,9 +56,7 @@ def resolve_input_ranges(
         )
     )
     if unknown := sorted(stated.keys() - set(names)):
-        raise InputError(
-            f"the dim {unknown[0]!r} is not in any input: the dynamic dims are {', '.join(names) or 'none'}"
-        )
+        raise InputError(_describe_unknown_dim(proto, unknown[0], names))
     for name, dim in stated.items():
         most = limits.sizes.get(name)
         if most is not None and dim.max >= most.high:
@@ -127,6 +125,18 @@ def name_dynamic_dims(proto: onnx.ModelProto) -> None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
                 dim.dim_param = f"{value.name}_{axis}"
+
+
+def _describe_unknown_dim(proto: onnx.ModelProto, name: str, names: Sequence[str]) -> str:
+    """Say why a dim has no range: it is unknown, or the file fixes all sizes, which only a new export changes."""
+    if names:
+        return f"the dim {name!r} is not in any input: the dynamic dims are {', '.join(names)}"
+    fixed = ", ".join(f"{i}[{','.join(map(str, shape))}]" for i, _, shape in _iter_inputs(proto))
+    return (
+        f"the dim {name!r} is not in any input: the file fixes all sizes ({fixed}), and its nodes may hold them too, so"
+        " no option can change them; export the model again with a dynamic dim, by normdeploy export --dim"
+        f" {name}=1:8:64 or by dynamic_shapes of torch.onnx.export"
+    )
 
 
 def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int | str, ...]]]:

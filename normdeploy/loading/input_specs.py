@@ -56,8 +56,11 @@ def build_input_specs(
     ]
     named = _group_symbols_by_name(tensors, shapes)
     if unknown := sorted(wishes.dims.keys() - set(named)):
+        if named:
+            raise InputError(f"the dim {unknown[0]!r} is not in any input: the dynamic dims are {', '.join(named)}")
         raise InputError(
-            f"the dim {unknown[0]!r} is not in any input: the dynamic dims are {', '.join(named) or 'none'}"
+            f"the dim {unknown[0]!r} is not in any input: the program fixes all sizes, so no option can change them;"
+            " export the module again with dynamic_shapes of torch.export.export"
         )
     limits = find_program_bounds(program)
     hiding = find_attention_masks(program)

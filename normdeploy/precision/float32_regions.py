@@ -58,11 +58,11 @@ def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
     """Keep the nodes that compute an argument that must not be rounded to half precision."""
     for argument in find_exact_arguments(view):
         node = view.graph.node[argument.place]
-        island = Float32Region(
+        region = Float32Region(
             argument.kind, node.op_type, module_path(node), node.output[0], argument.reason, argument.magnitude
         )
         for i in argument.made:
-            kept.setdefault(i, island)
+            kept.setdefault(i, region)
 
 
 def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
@@ -77,10 +77,10 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
             why = "the sigmoid of a large negative number is 0"
         else:
             why = "1 + x loses digits of a small x"
-        island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
+        region = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
         for i in places:
             # Replace an earlier reason, such as "the type has no such op", because this reason is more specific.
-            kept[i] = island
+            kept[i] = region
     for i, (name, magnitude) in find_inexact_logits(view).items():
         node = view.graph.node[i]
         why = f"{form} rounds {name!r}, which is visible after a softmax of values up to {magnitude:.3g}"
@@ -95,22 +95,22 @@ def _grow_regions(
 ) -> None:
     """Add the nodes around the nodes kept so far, as the module's docstring describes."""
     roots = dict(kept)
-    for i, island in roots.items():
-        if island.kind == "statistics":
-            _keep_squares(view, kept, i, island)
+    for i, region in roots.items():
+        if region.kind == "statistics":
+            _keep_squares(view, kept, i, region)
     counting = ("statistics", "constant")
     _keep_until_division(
         view, kept, {i: s for i, s in roots.items() if s.kind in counting and s.op in STEPS | REDUCTIONS}
     )
-    for i, island in roots.items():
-        if island.kind in ("range", "constant"):
+    for i, region in roots.items():
+        if region.kind in ("range", "constant"):
             for j in (
                 j
                 for name in view.floating_outputs(i)
                 if describe_overflow(view, name, carried)
                 for j in view.readers.get(name, ())
             ):
-                kept.setdefault(j, island)
+                kept.setdefault(j, region)
     for name in wide_inputs:
         if why := describe_overflow(view, name, carried):
             for j in view.readers.get(name, ()):
@@ -121,7 +121,7 @@ def _grow_regions(
     _keep_enclosed_nodes(view, kept, wide_inputs)
 
 
-def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, island: Float32Region) -> None:
+def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, region: Float32Region) -> None:
     """Keep the nodes whose results are read only by the reduction ``i``, which adds up these results."""
     stack = [view.producer[name] for name in view.floating_inputs(i) if name in view.producer]
     while stack:
@@ -129,7 +129,7 @@ def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, i
         node = view.graph.node[j]
         alone = all(k in kept for k in view.reading_nodes(j)) and not view.outputs.intersection(node.output)
         if j not in kept and node.op_type in _SQUARES and alone:
-            kept[j] = island
+            kept[j] = region
             stack += [view.producer[name] for name in view.floating_inputs(j) if name in view.producer]
 
 
@@ -182,6 +182,6 @@ def _regions_in_order(view: PrecisionView, kept: Mapping[int, Float32Region]) ->
         members[id(kept[i])].append(i)
         by_id[id(kept[i])] = kept[i]
     return [
-        replace(island, nodes=tuple(view.graph.node[i].output[0] for i in members[key]))
-        for key, island in by_id.items()
+        replace(region, nodes=tuple(view.graph.node[i].output[0] for i in members[key]))
+        for key, region in by_id.items()
     ]

@@ -102,7 +102,7 @@ def convert_to_half(
     view.ranges = {**view.ranges, **{name: r.union(view.ranges.get(name, r)) for name, r in unseen.items()}}
 
     wide_inputs, wide_outputs = _float32_inputs_and_outputs(proto, view, carried, keep_io, notes)
-    kept, islands = find_float32_regions(view, carried, wide_inputs)
+    kept, regions = find_float32_regions(view, carried, wide_inputs)
     before = _weight_bytes(proto)
     floating = sum(view.has_floats(i) for i in range(len(proto.graph.node)))
     always = {
@@ -123,7 +123,7 @@ def convert_to_half(
     _validate_types(proto)
     account = PrecisionReport(
         to,
-        tuple(islands),
+        tuple(regions),
         floating,
         len(kept),
         casts.count,

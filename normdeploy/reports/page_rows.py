@@ -77,7 +77,7 @@ def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
     return [_make_row(group) for group in group_findings(map(parse_finding, told))]
 
 
-def island_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
+def float32_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
     """Build the rows of ``precision.islands`` (float32 regions) of the JSON report.
 
     Returns:

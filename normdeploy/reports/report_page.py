@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NormdeployError
-from ..findings.records import STATUS_WORDS
+from ..findings.records import STATUS_WORDS, NodeCounts
 from . import diagram_svg
-from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows, parse_finding
+from .page_rows import PageRow, TruncatedRows, float32_rows, norm_rows, parse_finding
 from .page_templates import format_bytes, format_number, sanitize_texts, template_environment
 from .race_summary import describe_fastest
 from .report import SCHEMA
@@ -83,7 +83,7 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
         "explain": _explain_command(files, rows),
         "versions": {k: v for k, v in versions.items() if k not in _MACHINE and not k.startswith("gpu")},
         "machine": {k: v for k, v in versions.items() if k in _MACHINE or k.startswith("gpu")},
-        "islands": TruncatedRows.truncate_rows(island_rows(precision["islands"])) if precision else None,
+        "islands": TruncatedRows.truncate_rows(float32_rows(precision["islands"])) if precision else None,
         "layers": TruncatedRows.truncate_rows(quantization["layers"]) if quantization else None,
         "forms": TruncatedRows.truncate_rows(report["engine"]["norms"]) if report.get("engine") else None,
         "results": TruncatedRows.truncate_rows(parity["results"]) if parity else None,
@@ -221,10 +221,9 @@ def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     counts = Counter(STATUS_WORDS[norm["status"]] for norm in report.get("norms") or ())
     stats += [(str(counts[word]), word, tone) for word, tone in tones.items() if counts[word]]
     if told := [parse_finding(norm) for norm in report.get("norms") or () if "nodes_left" in norm]:
-        before = sum(f.count_nodes_before() for f in told)
-        stats.append((f"{before} → {sum(f.count_nodes_after() for f in told)}", "norm nodes", ""))
+        stats.append((str(NodeCounts.of_findings(told)), "norm nodes", ""))
     if nodes := report.get("nodes"):
-        stats.append((f"{nodes['before']} → {nodes['after']}", "all nodes", ""))
+        stats.append((str(NodeCounts(nodes["before"], nodes["after"])), "all nodes", ""))
     if report.get("opset"):
         stats.append((str(report["opset"]), "opset", ""))
     if parity := report.get("parity"):

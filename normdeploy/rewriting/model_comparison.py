@@ -29,6 +29,7 @@ import numpy as np
 import onnx
 
 from ..compare.element_errors import absolute_difference, largest_finite, largest_of_rows
+from ..compare.number_text import format_pair
 from ..compare.perturbation import explained_error, regrouping_error
 from ..compare.verdict import farthest_beyond_bound
 from ..graphs import ort_equivalence
@@ -461,7 +462,8 @@ class BaselineModel:
                     room = f"; rounding explains a difference of at most {worst.allowed:.2g}"
                 else:
                     room = ""
-                return f"output {name!r} is {new[at]}{where}, but {old[at]} in the original model{room}"
+                ours, theirs = format_pair(new[at], old[at])
+                return f"output {name!r} is {ours}{where}, but {theirs} in the original model{room}"
         return None
 
 

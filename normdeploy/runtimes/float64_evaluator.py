@@ -465,7 +465,7 @@ def _elem_type(dtype: np.dtype) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def with_float32_island(
+def with_float32_region(
     proto: onnx.ModelProto, places: Collection[int], types: Mapping[str, np.dtype]
 ) -> onnx.ModelProto:
     """Copy a model so that the nodes at ``places`` compute in float32 instead of half precision, between Casts.

@@ -76,6 +76,11 @@ def test_totals_count_norm_nodes_beside_all_nodes() -> None:
     assert "1 fused, 1 kept; norm nodes 10 → 2, all nodes 62 → 13; opset 21" in text
 
 
+def test_norm_nodes_of_a_summary_have_names() -> None:
+    counts = Summary((FUSED,), nodes_before=62, nodes_after=13, opset=21).norm_nodes
+    assert (counts.before, counts.after, str(counts)) == (9, 1, "9 → 1")
+
+
 def test_totals_of_larger_file_explain_the_growth() -> None:
     grown = {"nodes_after": 80, "ops_before": {"Add": 3}, "ops_after": {"Add": 3, "Cast": 12, "Reshape": 8}}
     text = words(table(FUSED, **grown))

@@ -116,7 +116,7 @@ def test_what_fails_ends_what_comes_of_it_and_nothing_else(tmp_path: Path) -> No
     assert told["all.fails/fp32/cpu"] == ("failed", "all.fails/fp32/export", "the toy can't export this")
     assert told["all.crashes/fp16/ada"][2] == "export crashed (signal 11); see its log"
     assert told["all.wrong/fp32/cpu"][:2] == ("wrong", "all.wrong/fp32/verify")
-    assert "differs by 2.0; the allowed error is 1.0" in told["all.wrong/fp32/ada"][2]
+    assert "differs by 2; the allowed error is 1" in told["all.wrong/fp32/ada"][2]
     again = run_toys(file)  # what is wrong stays so; what failed is tried again
     assert again.ran == 4
     ends = {line["step"]: line["outcome"] for line in manifest(store_of(file))}

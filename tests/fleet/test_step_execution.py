@@ -19,8 +19,8 @@ ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements differ f
 @pytest.mark.parametrize(
     ("results", "weights", "said"),
     [
-        ([ROW], [], "toy: output 'y' differs by 2.0; the allowed error is 1.0"),
-        ([ROW, ROW], [ALTERED], "toy: output 'y' differs by 2.0; the allowed error is 1.0 (2 rows fail)"),
+        ([ROW], [], "toy: output 'y' differs by 2; the allowed error is 1"),
+        ([ROW, ROW], [ALTERED], "toy: output 'y' differs by 2; the allowed error is 1 (2 rows fail)"),
         ([ROW | {"max_abs_error": 0.1, "reason": VOID}], [], f"toy: output 'y': {VOID}"),
         ([ROW | {"verdict": "pass"}], [{"origin": "folded"}, ALTERED], "weight w: 3 of 8 elements differ from w"),
         ([ROW | {"verdict": "pass"}], [], "the verb ended with exit code 1; see its log"),

@@ -18,6 +18,7 @@ from normdeploy.precision.tensor_ranges import calibration_input_specs as few
 from normdeploy.rewriting.model_comparison import comparison_input_specs as bare
 from normdeploy.storage.export_record import read_record
 from normdeploy.verbs.verify.reference_models import open_original
+from tests.support import parsed
 
 TEXT = '<ir_version: 8, opset_import: ["": 18]> net (float[n, 3] x, int64[n, m] i) => (float[n, 3] y) { y = Neg(x) }'
 
@@ -262,3 +263,13 @@ def test_feeds_with_channels_last_are_told_how_to_turn_them(tmp_path: Path) -> N
     # The advice is right: what it names is taken.
     with normdeploy.open_runner(tmp_path / "image.onnx") as runner:
         assert runner.infer({"x": image.transpose(0, 3, 1, 2)})["y"].shape == (2, 3, 8, 9)
+
+
+def test_dim_of_a_file_with_fixed_sizes_says_that_only_an_export_helps() -> None:
+    proto = parsed("g (float[4, 8] x) => (float[4, 8] y) { y = Relu(x) }")
+    with pytest.raises(InputError) as caught:
+        resolve_input_ranges(proto, (), ["batch=1:2:8"])
+    said = str(caught.value)
+    assert "'batch' is not in any input: the file fixes all sizes (x[4,8])" in said
+    assert "no option can change them; export the model again with a dynamic dim" in said
+    assert "normdeploy export --dim batch=1:8:64" in said

@@ -382,6 +382,8 @@ def test_a_program_exported_fixed_can_not_become_dynamic(tmp_path: Path) -> None
     assert [spec.shape for spec in load(path).inputs] == [(Dim.from_size(3), Dim.from_size(4))] * 2
     with pytest.raises(InputError, match=r"'batch' .*batch=1:8:64.*fixed size 3"):
         load(path, inputs=["x[batch,4]", "y[batch,4]"])
+    with pytest.raises(InputError, match=r"the program fixes all sizes.*export the module again with dynamic_shapes"):
+        load(path, dims=["batch=1:2:8"])
     with pytest.raises(InputError, match="size 5, but the program expects 3"):
         load(path, inputs=["x[5,4]"])
 

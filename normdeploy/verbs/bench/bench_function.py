@@ -73,12 +73,12 @@ def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
         InputError: an option applies only to benchmarks of files.
     """
     if peers:
-        raise InputError("norms are raced one by one, but files of other tools are whole models; omit --against")
+        raise InputError("norms are measured one by one, but files of other tools are whole models; omit --against")
     if call.runners:
-        raise InputError("norms are raced one by one, in onnxruntime only; omit --runner")
+        raise InputError("norms are measured one by one, in onnxruntime only; omit --runner")
     if call.feeds is not None:
         raise InputError(
-            "norms are raced on generated inputs, but inputs were passed; omit the inputs, or race the whole file"
+            "norms are measured on generated inputs, but inputs were passed; omit the inputs, or measure the whole file"
         )
     _require_no_loading(call.load_keywords)
     return race_norms(

@@ -201,7 +201,7 @@ def race_files(
     inputs = read_npz(options.feeds) if isinstance(options.feeds, str | os.PathLike) else options.feeds
     sizes = parse_sizes(options.sizes)
     if model is None and not files:
-        raise InputError("nothing to race; pass a model, ONNX files or engines")
+        raise InputError("nothing to measure; pass a model, ONNX files or engines")
     check_counts(threads, rounds)
     before = describe_machine()
     notes = list[str]()

@@ -87,7 +87,7 @@ def bench_norms(
     if unknown := [name for name in wanted if name not in IMPLEMENTATIONS]:
         raise InputError(f"unknown form {unknown[0]!r} of a norm; choose from {', '.join(IMPLEMENTATIONS)}")
     if not cases:
-        raise InputError("nothing to race: no norm of the file can be written as one node; `inspect` shows why")
+        raise InputError("nothing to measure: no norm of the file can be written as one node; `inspect` shows why")
     before = describe_machine()
     entries = list[RaceEntry]()
     warmup = 0
@@ -149,22 +149,23 @@ def race_norms(
     if kind is None:
         if len(sources) != 1:
             raise InputError(
-                f"{len(sources)} files were passed; pass one ONNX file to race its norms, or none and --norms"
+                f"{len(sources)} files were passed; pass one ONNX file to measure its norms, or none and --norms"
             )
         cases, notes = find_norm_cases(sources[0], sizes)
         if notes and not cases:
             raise InputError(
-                "none of the file's norms can be raced: "
+                "none of the file's norms can be measured: "
                 + "; ".join(notes[:_SAID])
                 + ("; ..." if notes[_SAID:] else "")
             )
     elif sizes:
         raise InputError(
-            f"--norms races norms of fixed sizes, but sizes were passed: {dict(sizes)}; omit the sizes or --norms"
+            f"--norms measures norms of fixed sizes, but sizes were passed: {dict(sizes)}; omit the sizes or --norms"
         )
     elif sources:
         raise InputError(
-            f"--norms races common norms, but files were passed: {list(map(str, sources))}; omit the files or --norms"
+            f"--norms measures common norms, but files were passed: {list(map(str, sources))}; omit the files or"
+            " --norms"
         )
     elif kind != "all" and kind not in USUAL:
         raise InputError(f"unknown kind of norm {kind!r}; choose from {', '.join(USUAL)}, or all")
@@ -215,7 +216,7 @@ def find_norm_cases(
             continue
         case = _make_case(graph, node)
         if isinstance(case, str):
-            notes.append(f"{node.name or node.outputs[0].name} was not raced: {case}")
+            notes.append(f"{node.name or node.outputs[0].name} was not measured: {case}")
         else:
             cases.setdefault(str(case), case)
     return [*cases.values()], notes

@@ -70,7 +70,7 @@ def check_peers(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in PEERS:
-            raise InputError(f"unknown tool {name!r} to race against; choose from {', '.join(PEERS)}")
+            raise InputError(f"unknown tool {name!r} to compare with; choose from {', '.join(PEERS)}")
         if name == PLAIN:
             package = ""
         else:

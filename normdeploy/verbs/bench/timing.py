@@ -39,7 +39,7 @@ KEPT = 400
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a race in seconds.
+    """Times of a benchmark in seconds.
 
     Attributes:
         calls: ``calls[i]`` has the time of each counted call of contestant i, in the order of the calls.
@@ -153,7 +153,7 @@ def race_calls(
         made = [[] for _ in calls]
         for done in range(rounds):
             if progress is not None:
-                progress("race", done, rounds)
+                progress("measure", done, rounds)
             run_round()
     return Timing(tuple(map(tuple, made)), tuple(map(tuple, turns)), warmup, unsteady)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...compare.number_text import format_pair
 from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange
 from ...types import Array, Arrays
 from .cause_search import SpotRecomputer
@@ -134,8 +135,9 @@ def _describe_swap(swap: _Swap, program: ReferenceProgram) -> str:
         computed = ""
     differs = _elementwise_difference(swap.value, swap.right)
     first = np.unravel_index(int(differs.argmax()), differs.shape)
+    ours, theirs = format_pair(swap.value[first], swap.right[first])
     return (
         f"the constant {swap.name!r} differs from the model's {swap.other!r}{computed}:"
-        f" {swap.value[first]:.6g}, but the model has {swap.right[first]:.6g} ({np.count_nonzero(differs)} of"
+        f" {ours}, but the model has {theirs} ({np.count_nonzero(differs)} of"
         f" {differs.size} elements differ)"
     )

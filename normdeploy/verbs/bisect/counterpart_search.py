@@ -37,6 +37,12 @@ _TRIALS = 60
 _PLENTY = 1 / 3
 
 
+# Inputs that nodes divide by.
+_DIVISORS = {"Div": 1, "Reciprocal": 0, "Log": 0}
+# Nodes through which a zero comes from the first input. An epsilon is added before them.
+_CARRYING = frozenset({"Sqrt", "Pow", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Expand"})
+
+
 @dataclass(frozen=True)
 class FaultSpot:
     """Nodes that compute something else than the model from right values.
@@ -133,6 +139,48 @@ class CounterpartSearch:
         made = {name for place in self.places for name in self.exact.nodes[place].output} - self.exact.sizes
         inner = {name: value for name, value in self.tensors.items() if name in made}
         self.found = find_counterparts(inner, self.reference, self.allowed)
+        self._divides_by_zero = self._drop_zero_divisors()
+
+    def _drop_zero_divisors(self) -> bool:
+        """Drop the counterparts of zeros that nodes divide by, and of the roots and sums that make them.
+
+        A lost epsilon changes a root by less than any bound, and a zero has the value of many tensors. But the model
+        divides by no zero, because its result is finite.
+
+        Returns:
+            True if there is such a zero.
+        """
+        if not np.isfinite(self.reference[self.target]).all():
+            return False
+        pending = [name for place in self.places for name in self._zero_divisors(place)]
+        if not pending:
+            return False
+        # The model's sum of a zero and its epsilon is near any zero, but not a counterpart of it.
+        found = {name: self._without_nonzero(name, nodes) for name, nodes in self.found.items()}
+        self.found = {name: nodes for name, nodes in found.items() if nodes}
+        while pending:
+            name = pending.pop()
+            if name not in self.exact.makers or self.found.pop(name, None) is None:
+                continue
+            maker = self.exact.nodes[self.exact.makers[name]]
+            if maker.op_type in _CARRYING:
+                pending.append(maker.input[0])
+        return True
+
+    def _without_nonzero(self, name: str, nodes: list[str]) -> list[str]:
+        """Return the operators without those that are nowhere 0, if the tensor is 0 everywhere."""
+        if self.values[name].any():
+            return nodes
+        return [node for node in nodes if not self.reference[node].all()]
+
+    def _zero_divisors(self, place: int) -> list[str]:
+        """Return the inputs by which a node divides, if there is a zero among them and the result is not finite."""
+        node = self.exact.nodes[place]
+        result = self.tensors.get(node.output[0])
+        if node.op_type not in _DIVISORS or result is None or np.isfinite(result).all():
+            return []
+        name = node.input[_DIVISORS[node.op_type]]
+        return [name] if name in self.found and not self.values[name].all() else []
 
     @property
     def wanted(self) -> Array:
@@ -161,14 +209,17 @@ class CounterpartSearch:
                 other.found[name] = kept
         return other
 
+    @property
+    def _stretch_operators(self) -> tuple[str, ...]:
+        return tuple(n for n in self.reference if n not in self.starts)
+
     def whole_stretch(self) -> FaultSpot:
         """Build the spot of all nodes from the right tensors to the end.
 
         Returns:
             The spot; its ``operators`` are all operators of the stretch.
         """
-        operators = tuple(n for n in self.reference if n not in self.starts)
-        return replace(self.unmatched_spot(), places=tuple(self.places), node="", operators=operators)
+        return replace(self.unmatched_spot(), places=tuple(self.places), node="", operators=self._stretch_operators)
 
     def find_spot(self) -> FaultSpot | None:
         """Find the nodes of the fault.
@@ -197,8 +248,16 @@ class CounterpartSearch:
             allowed=self.allowed[self.target],
             node=next(iter(self._first_unmatched()), ""),
             last=self.target,
-            operators=tuple(self._unmatched_operators()),
+            operators=self._read_operators(tuple(self._unmatched_operators())),
         )
+
+    def _read_operators(self, unmatched: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the operators whose numbers a spot may have.
+
+        Zeros pair with each other, so behind a division by 0 the operator with the epsilon may seem to have a
+        counterpart.
+        """
+        return self._stretch_operators if self._divides_by_zero else unmatched
 
     def _suspect_places(self) -> list[int]:
         stops = (self.found.keys() | self.exact.sizes) - {self.end} | self.known.keys()
@@ -301,7 +360,7 @@ class CounterpartSearch:
             allowed=self.allowed[node],
             node=operators[0] if operators else node,
             last=node,
-            operators=operators,
+            operators=self._read_operators(operators),
         )
         if spot.places:
             return spot

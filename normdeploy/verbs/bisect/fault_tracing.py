@@ -17,7 +17,7 @@ from ...graphs.file_graph import widen_to_float64
 from ...graphs.proto_queries import module_path
 from ...precision.emulated_half import emulate_half
 from ...precision.type_conversion import FORMATS
-from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, inferred_dtypes, with_float32_island
+from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, inferred_dtypes, with_float32_region
 from ...runtimes.ort_runner import ort_title
 from ...types import Array, Arrays, Progress
 from ..verify.output_results import OutputResult
@@ -36,7 +36,7 @@ from .runtime_faults import (
     RuntimeUnits,
     TensorError,
     WrongNodes,
-    iter_float32_islands,
+    iter_float32_regions,
     make_runtime_cause,
 )
 from .spot_explanation import explain_spot
@@ -383,7 +383,7 @@ class FaultTracer:
         instead.
         """
         try:
-            with self._running(with_float32_island(self._exact.proto, set(places), self._exact.types)):
+            with self._running(with_float32_region(self._exact.proto, set(places), self._exact.types)):
                 pair = self._first.pairs.get(tensor)
                 return bool(self.output_error() if pair is None else self._bench.compare_at(pair)[0])
         except (GraphError, InputError, RuntimeUnavailable):
@@ -473,7 +473,7 @@ class FaultTracer:
         if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
             return Float32Trial(None, reason=f"it already computes in {self._dtype.name}")
         try:
-            for wide, chosen in iter_float32_islands(self._exact, places):
+            for wide, chosen in iter_float32_regions(self._exact, places):
                 with self._running(emulate_half(wide) if self._result.runtime == STEPWISE else wide):
                     point = self.output_error()
                 if point:

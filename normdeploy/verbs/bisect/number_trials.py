@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...compare.number_text import format_pair
 from ...runtimes.float64_evaluator import NodeChange
 from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, with_attributes
@@ -49,7 +50,7 @@ class _FileNumber:
         Returns:
             A trial of kind "number".
         """
-        text = self.at.describe_other(self.name, f"{self.own:.6g}", f"{value:.6g}")
+        text = self.at.describe_other(self.name, *format_pair(self.own, value))
         edit = self.edit
         if edit is None:
             return self.at.as_node("number", text, with_attributes(self.at.node, {self.name: value}))

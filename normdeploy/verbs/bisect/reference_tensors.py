@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import onnx
 
+from ...compare.error_bounds import has_lost_all_digits
+from ...graphs.file_graph import widen_to_float64
 from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.float64_evaluator import inferred_dtypes
 from ...runtimes.torch_runners import HALVES
 from ...storage.proto_traversal import copy_model
-from ...types import Arrays
+from ...types import Array, Arrays
 from ..verify.reference_models import FileModel, Original, own_precision_runner
 from ..verify.tensor_drift import InnerTensors, TensorPair, TorchInnerTensors, boundaries_of_file, pair_tensors
 
@@ -74,15 +76,58 @@ class FileInnerTensors:
         return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(kind), None)
 
 
+class RangedInnerTensors:
+    """Inner tensors of a model in float16; those that exceed its range are computed in bfloat16, as in ``verify``.
+
+    An overflow is not a rounding, so it must widen no bound: otherwise an overflow in the file would be allowed.
+
+    Args:
+        own: tensors in float16.
+        wide: the same in bfloat16, which has float32's range.
+    """
+
+    def __init__(self, own: InnerTensors, wide: InnerTensors) -> None:
+        self._own = own
+        self._wide = wide
+
+    def reference_values(self, nodes: Iterable[str]) -> RunResult:
+        """Evaluate tensors in float64.
+
+        Returns:
+            Name -> array.
+        """
+        return self._own.reference_values(nodes)
+
+    def eager_values(self, nodes: Iterable[str]) -> RunResult:
+        """Evaluate tensors in float16, or in bfloat16 if they keep no digits in float16.
+
+        Returns:
+            Name -> array.
+        """
+        values = self._own.eager_values(nodes)
+        right = self._own.reference_values(values)
+        lost = [name for name, value in values.items() if _is_lost(value, right[name])]
+        if not lost:
+            return values
+        wide = self._wide.eager_values(lost)
+        return values | {name: wide[name] for name in lost if not _is_lost(wide[name], right[name])}
+
+
+def _is_lost(value: Array, reference: Array) -> bool:
+    return reference.dtype.kind == "f" and has_lost_all_digits(widen_to_float64(value), reference)
+
+
 def open_inner_tensors(model: Original, feeds: Arrays, precision: str) -> InnerTensors:
     """Open the inner tensors of a PyTorch model or an ONNX file.
 
     Returns:
         An evaluator of inner tensors on ``feeds``.
     """
-    if isinstance(model, FileModel):
-        return FileInnerTensors(model, feeds, precision)
-    return TorchInnerTensors(model, feeds, precision)
+    inner = FileInnerTensors if isinstance(model, FileModel) else TorchInnerTensors
+    own: InnerTensors = inner(model, feeds, precision)  # type: ignore[arg-type]
+    if precision == "fp16":
+        return RangedInnerTensors(own, inner(model, feeds, "bf16"))  # type: ignore[arg-type]
+    return own
 
 
 def pair_with_model(model: Original, proto: onnx.ModelProto) -> list[TensorPair]:

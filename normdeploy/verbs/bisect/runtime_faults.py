@@ -16,7 +16,7 @@ from ...compare.ulp_spacing import allowed_beside_peer
 from ...dtypes import is_float_dtype, unit_roundoff
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen_to_float64
-from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, with_float32_island
+from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, with_float32_region
 from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
 from ..verify.runtime_candidates import HALF_TYPES, ON
@@ -287,7 +287,7 @@ class Float32Trial:
     reason: str = ""
 
 
-def iter_float32_islands(
+def iter_float32_regions(
     original: Float64Evaluator, places: Sequence[int]
 ) -> Iterator[tuple[onnx.ModelProto, list[int]]]:
     """Build the file with the nodes at ``places`` in float32, then also with the nodes that read their results, and so
@@ -300,6 +300,6 @@ def iter_float32_islands(
     """
     chosen = set(places)
     for _ in range(_GROWN):
-        yield with_float32_island(original.proto, chosen, original.types), sorted(chosen)
+        yield with_float32_region(original.proto, chosen, original.types), sorted(chosen)
         written = {name for p in chosen for name in original.nodes[p].output}
         chosen |= {p for p, node in enumerate(original.nodes) if written & set(original.read_names(node))}

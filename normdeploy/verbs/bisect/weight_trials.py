@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ...compare.number_text import format_pair
 from ...runtimes.float64_evaluator import NodeChange
 from ...types import Array, Arrays
 from .recurrent_weights import GATES, iter_packed_weights
@@ -96,8 +97,9 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
         whose = "the model's"
     else:
         whose = repr(parameter)
+    ours, theirs = format_pair(stored[where], right[where])
     return (
-        f"{name!r} differs from {whose}: {stored[where]:.6g}, but the model has {right[where]:.6g}"
+        f"{name!r} differs from {whose}: {ours}, but the model has {theirs}"
         f" ({np.count_nonzero(~same)} of {stored.size} numbers differ)"
     )
 

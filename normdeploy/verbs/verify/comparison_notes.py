@@ -40,9 +40,13 @@ def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
         else:
             parts = []
         if computed:
-            parts += [f"{len(computed)} computed, unlike any of the model's ({_list_weights(computed)})"]
+            verb = "matches" if len(computed) == 1 else "match"
+            parts += [f"{len(computed)} that {verb} no parameter ({_list_weights(computed)})"]
+            reason = ". An exporter computes such constants; this alone is not an error"
+        else:
+            reason = ""
         if parts:
-            notes.append(f"{file}: weights not copied from a parameter: {'; '.join(parts)}")
+            notes.append(f"{file}: weights not copied from a parameter: {'; '.join(parts)}{reason}")
     return notes
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from ...compare.element_errors import absolute_difference
+from ...compare.number_text import format_pair
 from ...compare.perturbation import find_unexplained, regrouping_error
 from ...errors import ExportError, NormdeployError
 from ...graphs.two_pass_group_norm import ONE_PASS, expand_group_norms
@@ -232,9 +233,10 @@ def _describe_difference(
                 at = f" at {list(worst.place)}"
             else:
                 at = ""
+            texts = format_pair(value[worst.place], right[worst.place])
             return (
                 f"{worst.beyond} of {right.size} elements of output {output!r} differ by more than rounding"
-                f" explains, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in"
+                f" explains, most{at}: {texts[0]} in onnxruntime, {texts[1]} in"
                 f" PyTorch; the error is {worst.error:.1g}, allowed {worst.allowed:.1g}"
             )
     return None

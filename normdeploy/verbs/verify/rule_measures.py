@@ -12,6 +12,7 @@ import numpy as np
 
 from ...compare.element_errors import absolute_difference, finite_magnitude, first_true_index, nonfinite_mismatch
 from ...compare.metrics import METRICS
+from ...compare.number_text import format_pair
 from ...compare.policy import Policy, Rule, Threshold, Tolerance
 from ...compare.verdict import Verdict, nearest_to_bound
 from ...errors import InputError
@@ -184,7 +185,8 @@ class _ToleranceMeasure(RuleMeasure):
                 place = f" at {list(index)}"
             else:
                 place = ""
-            self._record_failure(case, f"{got[index]}, but the reference has {expected[index]}{place}")
+            texts = format_pair(got[index], expected[index])
+            self._record_failure(case, f"{texts[0]}, but the reference has {texts[1]}{place}")
             return
         allowed = self.rule.absolute + self.rule.relative * finite_magnitude(expected)
         worst = nearest_to_bound(absolute_difference(got, expected, one_sided=0.0), allowed)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ...compare.element_errors import absolute_difference
+from ...compare.number_text import format_pair
 from ...compare.perturbation import find_unexplained, regrouping_error
 from ...errors import InputError
 from ...inputs.input_cases import SMALL
@@ -148,4 +149,4 @@ def _compare_outputs(output: str, one: Array, other: Array, moved: Array, relati
     worst = find_unexplained(one, other, moved, relative)
     if worst is None:
         return None
-    return _OutputDifference(output, f"{one[worst.place]:.6g}", f"{other[worst.place]:.6g}")
+    return _OutputDifference(output, *format_pair(one[worst.place], other[worst.place]))

@@ -234,7 +234,7 @@ def test_sizes_that_nothing_says_are_taken_and_told(files: Path) -> None:
 @pytest.mark.parametrize(
     ("sources", "options", "kind", "said"),
     [
-        ([], {}, InputError, "nothing to race"),
+        ([], {}, InputError, "nothing to measure"),
         (["right.onnx"], {"threads": 0}, InputError, "threads is 0"),
         (["right.onnx"], {"rounds": 0}, InputError, "rounds is 0"),
         (["right.onnx"], {"threads": 10**20}, InputError, "cores; pass at most"),
