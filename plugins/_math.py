@@ -231,12 +231,14 @@ def inverse_root(variance, EPSILON: tl.constexpr):
 
 @triton.jit
 def activate(y, ACTIVATION: tl.constexpr):
-    """Apply 'none', 'relu' (a NaN stays a NaN), or 'silu': y·sigmoid(y) = y / (1 + exp(−y)).
+    """Apply 'none', 'sigmoid', 'relu' (a NaN stays a NaN), or 'silu': y·sigmoid(y) = y / (1 + exp(−y)).
 
     Returns:
         y after the activation.
     """
-    if ACTIVATION == "relu":
+    if ACTIVATION == "sigmoid":
+        y = 1.0 / (1.0 + tl.exp(-y))
+    elif ACTIVATION == "relu":
         y = tl.where(y < 0.0, 0.0, y)
     elif ACTIVATION == "silu":
         y = y / (1.0 + tl.exp(-y))

@@ -1,6 +1,8 @@
 """Table of all ops that have a kernel, in the order in which they are registered."""
 
 from . import (
+    ada_group_norm,
+    ada_group_norm_apply,
     add_layer_norm,
     add_layer_norm_dynamic_quantize,
     add_layer_norm_quantize,
@@ -33,15 +35,19 @@ OPS: tuple[Op, ...] = (
     add_rms_norm.OP,
     modulated_layer_norm.OP,
     gated_rms_norm.OP,
+    gated_rms_norm.SIGMOID_OP,
     std_norm.OP,
     channel_layer_norm.OP,
     instance_norm.OP,
     group_norm.OP,
     group_norm.SILU_OP,
+    ada_group_norm.OP,
+    ada_group_norm.SILU_OP,
     scale_shift.OP,
     statistics.OP,
     layer_norm_apply.OP,
     group_norm_apply.OP,
+    ada_group_norm_apply.OP,
     layer_norm_quantize.OP,
     rms_norm_quantize.OP,
     add_layer_norm_quantize.OP,

@@ -167,6 +167,33 @@ MODELS: dict[str, Model] = {
         ("GatedRMSNorm",),
         23,
     ),
+    "RMSNormalization, sigmoid of a gate": Model(
+        "n = RMSNormalization(x, gamma) s = Sigmoid(r) y = Mul(n, s)",
+        {"x": "b,s,64", "r": "b,s,64"},
+        {"y": "b,s,64"},
+        {"gamma": _N},
+        ("SigmoidGatedRMSNorm",),
+        23,
+    ),
+    "GroupNormalization, adaptive, SiLU": Model(
+        "n = GroupNormalization<num_groups=8>(x, gamma, beta) m = Mul(n, c) a = Add(m, d) s = Sigmoid(a) y = Mul(a, s)",
+        {"x": "b,32,h,w", "c": "b,32,1,1", "d": "b,32,1,1"},
+        {"y": "b,32,h,w"},
+        {"gamma": _C, "beta": _C},
+        ("AdaGroupNormSiLU",),
+        21,
+        left=("Mul", "Mul", "Add"),
+    ),
+    "InstanceNormalization, spatially adaptive": Model(
+        "n = Constant<value_ints=[32]>() i = Constant<value_floats=[1.0]>() j = CastLike(i, x) e = Expand(j, n) o ="
+        " Constant<value_floats=[0.0]>() p = CastLike(o, x) z = Expand(p, n) u = InstanceNormalization(x, e, z) m ="
+        " Mul(u, c) y = Add(m, d)",
+        {"x": "b,32,h,w", "c": "b,32,h,w", "d": "b,32,h,w"},
+        {"y": "b,32,h,w"},
+        {},
+        ("AdaGroupNorm",),
+        21,
+    ),
     "LayerNorm over channels": _image(
         "t = Transpose<perm=[0,2,3,1]>(x) n = LayerNormalization(t, gamma, beta) y = Transpose<perm=[0,3,1,2]>(n)",
         ("ChannelLayerNorm",),

@@ -325,6 +325,37 @@ def _plan_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     )
 
 
+def _plan_ada_group_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
+    x, scale, shift = node.inputs
+    attributes = p.attributes(node)
+    shape = p.known_shape(x, 3)
+    groups, count = int(attributes["num_groups"]), shape[1]
+    if not isinstance(count, int) or groups < 1 or count % groups:
+        raise RefusedError(f"its {count} channels do not divide into {groups} groups")
+    per_channel = (shape[0], count, *(1,) * (len(shape) - 2))
+    layouts = [p.known_shape(t) for t in (scale, shift)]
+    if any(None in own or own not in (shape, per_channel) for own in layouts) or layouts[0] != layouts[1]:
+        raise RefusedError("its scale and its shift are not known to have its input's shape, or (N, C, 1, …)")
+    if p.dtype(scale) != p.dtype(x) or p.dtype(shift) != p.dtype(x):
+        raise RefusedError("its scale and its shift do not have its input's type")
+    y = node.outputs[0]
+    spatial = int(layouts[0] != per_channel)
+    common = {"epsilon": attributes["epsilon"], "num_groups": groups, "spatial": spatial}
+    splits = p.row_splits((shape[0], groups), (count // groups, *shape[2:]))
+    if splits:
+        first = p.make_statistics_node(x, 1, groups, splits, 0)
+        activation = "silu" if node.op == "AdaGroupNormSiLU" else "none"
+        second = p.make_plugin_node(
+            "AdaGroupNormApply", [x, first.outputs[0], scale, shift], y, activation=activation, **common
+        )
+        new, became = (first, second), "plugins NormStatistics and AdaGroupNormApply"
+    else:
+        new, became = (p.make_plugin_node(node.op, [x, scale, shift], y, **common),), f"plugin {node.op}"
+    # A spatial scale varies from position to position, so no position is like another.
+    free = (0,) if spatial else (0, *range(2, len(shape)))
+    return PluginPlan((node,), (y,), (x, scale, shift), new, shape, free, became)
+
+
 # ------------------------------------------------------------------ scale and shift
 
 
@@ -430,6 +461,9 @@ PLANS: dict[str, Callable[[PluginPlanner, gs.Node], PluginPlan]] = {
     f"{DOMAIN}.AddRMSNorm": _plan_residual_norm,
     f"{DOMAIN}.ModulatedLayerNorm": _plan_modulated_norm,
     f"{DOMAIN}.GatedRMSNorm": _plan_gated_norm,
+    f"{DOMAIN}.SigmoidGatedRMSNorm": _plan_gated_norm,
+    f"{DOMAIN}.AdaGroupNorm": _plan_ada_group_norm,
+    f"{DOMAIN}.AdaGroupNormSiLU": _plan_ada_group_norm,
     f"{DOMAIN}.GroupNormSiLU": _plan_group_norm_silu,
     f"{DOMAIN}.ChannelLayerNorm": _plan_instance_norm,
     **{row.name: _plan_quantizing_norm for row in OURS.values() if row.quantizes},

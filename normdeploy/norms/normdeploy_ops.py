@@ -30,8 +30,14 @@ replaced, which runtimes may fuse themselves:
 - ModulatedLayerNorm: X̂ · (1 + scale) + shift over the last axis, with scale and shift of shape (B, 1, D); see DiT,
   Peebles, Xie 2022.
 - GroupNormSiLU: y · sigmoid(y) of y = GroupNormalization(X), from opset 21 on.
+- AdaGroupNorm: X̂ · scale + shift, with X̂ the GroupNormalization of X without scale and bias. Scale and shift are data
+  of shape (N, C, 1, …), or of the shape of X. See Dhariwal, Nichol, "Diffusion Models Beat GANs", 2021, and diffusers'
+  AdaGroupNorm; with as many groups as channels, AdaIN (Huang, Belongie 2017) and SPADE (Park et al. 2019). It always
+  computes in float32, because onnxruntime has no other kernel for InstanceNormalization.
+- AdaGroupNormSiLU: y · sigmoid(y) of y = AdaGroupNorm(X).
 - GatedRMSNorm: RMSNorm(X) · gate · sigmoid(gate) over the last axis; the gate has the shape of X. Mamba-2 (Dao and Gu
   2024) has such a norm; in this order it is Qwen3-Next's.
+- SigmoidGatedRMSNorm: RMSNorm(X) · sigmoid(gate); see Kimi Linear, 2025.
 - LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize: the norm, or the residual add and the
   norm, then QuantizeLinear. Y has the type of y_zero_point, int8 or float8e4m3fn; the output ``sum`` is not quantized.
 - LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize: the same ops
@@ -94,6 +100,21 @@ _SCALED_RMS = (
 )
 _RMS = f"{_SCALED_RMS} Y = CastLike (scaled, X)"
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
+# Groups are instances of a view. The sizes are computed, because a −1 in a Reshape is ambiguous for an empty batch.
+_ADAPTED = (
+    "x = Cast <to: int = 1> (X) whole = Shape (X) samples = Shape <start: int = 0, end: int = 1> (X) rest = Shape"
+    " <start: int = 1> (X) size = ReduceProd <keepdims: int = 1> (rest) number = Constant <value_int: int ="
+    " @num_groups> () first = Constant <value_ints: ints = [0]> () groups = Unsqueeze (number, first) length = Div"
+    " (size, groups) view = Concat <axis: int = 0> (samples, groups, length) rows = Reshape <allowzero: int = 1> (x,"
+    " view) one = Constant <value_float: float = 1.0> () ones = Expand (one, groups) zero = Constant <value_float:"
+    " float = 0.0> () zeros = Expand (zero, groups) instances = InstanceNormalization <epsilon: float = @epsilon>"
+    " (rows, ones, zeros) normal = Reshape <allowzero: int = 1> (instances, whole) wide = Cast <to: int = 1> (scale)"
+    " scaled = Mul (normal, wide) moved = Cast <to: int = 1> (shift) shifted = Add (scaled, moved)"
+)
+_GATED = (
+    _SCALED_RMS.replace("{of}", "X").replace("{biased}", "{last}")
+    + " gated = Cast <to: int = @stash_type> (gate) opened = Sigmoid (gated)"
+)
 _QUANTIZED = "Y = QuantizeLinear (result, y_scale, y_zero_point)"
 
 
@@ -246,15 +267,38 @@ ROWS: tuple[NormOp, ...] = (
         " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
     ),
     _own_row(
+        "AdaGroupNorm",
+        "GroupNorm",
+        "X scale shift",
+        "epsilon num_groups",
+        joined=True,
+        body=f"{_ADAPTED} Y = CastLike (shifted, X)",
+    ),
+    _own_row(
+        "AdaGroupNormSiLU",
+        "GroupNorm",
+        "X scale shift",
+        "epsilon num_groups",
+        joined=True,
+        body=f"{_ADAPTED} gate = Sigmoid (shifted) product = Mul (shifted, gate) Y = CastLike (product, X)",
+    ),
+    _own_row(
         "GatedRMSNorm",
         "RMSNorm",
         "X scale gate",
         "epsilon stash_type",
         joined=True,
         centered=False,
-        body=_SCALED_RMS.replace("{of}", "X").replace("{biased}", "{last}")
-        + " gated = Cast <to: int = @stash_type> (gate) opened = Sigmoid (gated) silu = Mul (gated, opened)"
-        " product = Mul (scaled, silu) Y = CastLike (product, X)",
+        body=f"{_GATED} silu = Mul (gated, opened) product = Mul (scaled, silu) Y = CastLike (product, X)",
+    ),
+    _own_row(
+        "SigmoidGatedRMSNorm",
+        "RMSNorm",
+        "X scale gate",
+        "epsilon stash_type",
+        joined=True,
+        centered=False,
+        body=f"{_GATED} product = Mul (scaled, opened) Y = CastLike (product, X)",
     ),
     _quantizing_row(
         "LayerNormalization",

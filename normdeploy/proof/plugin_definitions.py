@@ -175,6 +175,13 @@ def _gated_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) ->
     return (m.mul(normal, apply_activation(m, gate, SILU)),)
 
 
+def _sigmoid_gated_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """Compute SigmoidGatedRMSNorm(x, gamma, gate) = RMSNorm(x, gamma)·sigmoid(gate) over the last axis."""
+    x, gamma, gate = inputs
+    (normal,) = _rms_norm(m, [x, gamma], {**attrs, "axis": -1, "offset": 0.0})
+    return (m.mul(normal, congruence.TABLE["Sigmoid"](m, [gate], {}, 13, 1)),)
+
+
 def _instance_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     return (instance_norm(_KernelInterpreter(m), *inputs, epsilon=attrs["epsilon"]),)
 
@@ -229,6 +236,20 @@ def _grouped_norm(activation: int = NONE) -> Definition:
     return run
 
 
+def _ada_group_norm(activation: int = NONE) -> Definition:
+    """Define AdaGroupNorm(x, scale, shift) = d/√(variance + ε)·scale + shift, followed by an activation."""
+
+    def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        x, scale, shift = inputs
+        o = _KernelInterpreter(m)
+        rows = o.split_into_groups(x, attrs["num_groups"])
+        normal = o.standardize(rows, [-1], attrs["epsilon"])
+        y = m.add(m.mul(o.reshape_like(normal.value, x), scale), shift)
+        return (apply_activation(m, y, activation or attrs.get("activation", NONE)),)
+
+    return run
+
+
 def _scale_shift(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """Compute ScaleShift(x, scale, shift) = x·scale + shift along ``axis``, followed by an activation."""
     x, scale, shift = inputs
@@ -255,6 +276,13 @@ def _group_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) 
     return _grouped_norm()(m, [x, *inputs[2:]], attrs)
 
 
+def _ada_group_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """Compute AdaGroupNorm from statistics of the groups of the same input, followed by an activation."""
+    x, statistics = inputs[:2]
+    _require_same_statistics(statistics, GroupStatistics(x, 1, attrs["num_groups"], False))
+    return _ada_group_norm()(m, [x, *inputs[2:]], attrs)
+
+
 def _require_same_statistics(stated: GroupStatistics, own: GroupStatistics) -> None:
     told = [(s.axis, s.groups, s.channels_last) for s in (stated, own)]
     if stated.x is not own.x or told[0] != told[1]:
@@ -271,11 +299,15 @@ TABLE: dict[str, Definition] = {
     "AddRMSNorm": _add_rms_norm,
     "ModulatedLayerNorm": _modulated_layer_norm,
     "GatedRMSNorm": _gated_rms_norm,
+    "SigmoidGatedRMSNorm": _sigmoid_gated_rms_norm,
     "StdNorm": _std_norm,
     "ChannelLayerNorm": _channel_layer_norm,
     "InstanceNorm": _instance_norm,
     "GroupNorm": _grouped_norm(),
     "GroupNormSiLU": _grouped_norm(SILU),
+    "AdaGroupNorm": _ada_group_norm(),
+    "AdaGroupNormSiLU": _ada_group_norm(SILU),
+    "AdaGroupNormApply": _ada_group_norm_apply,
     "ScaleShift": _scale_shift,
     "NormStatistics": _norm_statistics,
     "LayerNormApply": _layer_norm_apply,

@@ -149,8 +149,12 @@ def attributes_of_joined(graph: Graph, node: gs.Node, epsilon: float) -> NormAtt
         channel = 1
     else:
         channel = rank - 1
+    if modulated:
+        varies = _varying_dims(graph, node.inputs[1])
+    else:
+        varies = (channel,)
     parameters = [
-        NormParameter(modulated, (0, channel) if modulated else (channel,), t.name)
+        NormParameter(modulated, varies, t.name)
         for name, t in zip(row.inputs, node.inputs, strict=False)
         if name in ("scale", "bias", "shift")
     ]
@@ -160,12 +164,17 @@ def attributes_of_joined(graph: Graph, node: gs.Node, epsilon: float) -> NormAtt
         shape=graph.shape(x),
         ddof=0 if row.centered else None,
         epsilon_as_written=epsilon,
-        gamma=replace(gamma, one_plus=modulated) if gamma is not None else None,
+        gamma=replace(gamma, one_plus=node.op == "ModulatedLayerNorm") if gamma is not None else None,
         beta=beta,
         statistics=statistics_dtype(graph, (node,)),
         half=_half_constants(graph, (node,), epsilon),
         tensors=_output_names((node,)),
     )
+
+
+def _varying_dims(graph: Graph, t: gs.Tensor) -> tuple[int, ...]:
+    """Return the axes of data along which its size is not 1."""
+    return tuple(a for a, n in enumerate(graph.shape(t) or ()) if n != 1)
 
 
 def _varying_axes(values: np.ndarray) -> tuple[int, ...]:

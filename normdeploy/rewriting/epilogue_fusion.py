@@ -3,7 +3,10 @@
 - Add, then a norm over the last axis: AddLayerNorm, AddRMSNorm. The sum stays an output for the residual stream.
 - LayerNormalization with scale 1 + s and bias t, both data: ModulatedLayerNorm (DiT, Peebles and Xie 2022).
 - GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
-- RMS norm over the last axis, times SiLU of a tensor of its shape: GatedRMSNorm (`normdeploy.rewriting.silu_gates`).
+- Group or instance norm, then Mul and Add by data, and possibly SiLU: AdaGroupNorm, AdaGroupNormSiLU
+  (`normdeploy.rewriting.adaptive_norms`).
+- RMS norm over the last axis, times SiLU or the sigmoid of a tensor of its shape: GatedRMSNorm, SigmoidGatedRMSNorm
+  (`normdeploy.rewriting.silu_gates`).
 
 At this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate
 does not rely on this match: it compares the computed functions.
@@ -26,11 +29,15 @@ from ..graphs.region import Refusal
 from ..norms.function_bodies import describe_missing
 from ..norms.norm_table import OURS
 from ..recognition import norm_attributes
+from .adaptive_norms import find_adaptive_norm, write_adaptive_parameters
 from .certification import pair_of, unproved_finding
 from .epilogue_rounding_cases import NormGrouping, make_epilogue_trial
-from .node_queries import constant_number, is_standard_op, sole_consumer, standard_producer
-from .proposals import NodeReplacement, Proposal, RewriteTarget
-from .silu_gates import find_silu_gate, strip_widening_casts
+from .node_queries import constant_number, is_standard_op, silu_nodes, standard_producer
+from .proposals import NodeReplacement, Proposal, Remark, RewriteTarget
+from .silu_gates import find_gate, find_gate_before, strip_widening_casts
+
+# Activation of the gate -> op of an RMS norm with such a gate
+_GATED_OPS = {"SiLU": "GatedRMSNorm", "Sigmoid": "SigmoidGatedRMSNorm"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class EpilogueFusion:
         norm_op: type of the norm node.
         before: op types of the joined nodes before the norm.
         behind: op types of the joined nodes after the norm.
-        views: new nodes before the op that reshape an input.
+        views: new nodes before the op that compute an input from a leaf.
     """
 
     op: str
@@ -66,11 +73,12 @@ class EpilogueFusion:
     views: tuple[gs.Node, ...] = ()
 
 
-def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
+def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Finding | Remark | None:
     """Propose to join the norm of ``node`` with its neighbors.
 
     Returns:
-        the proposal; a finding if ``node`` is already a joined op; None if there is nothing to join.
+        the proposal; a finding if ``node`` is already a joined op; a remark if a gate stays before the norm; None if
+        there is nothing to join.
     """
     if (
         node.domain == DOMAIN
@@ -78,11 +86,11 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         and not describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs)
     ):
         return _own_op_finding(graph, node, node.outputs[0], target)
-    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue, _match_gate):
+    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue, _match_adaptive_norm, _match_gate):
         found = find(graph, node)
         if found is not None:
             return _epilogue_proposal(graph, found, target)
-    return None
+    return _remark_gate_before(graph, node, target)
 
 
 # ------------------------------------------------------------------ what may be joined
@@ -160,19 +168,15 @@ def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
 
 def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     """Match a GroupNormalization with a scale per channel that only SiLU reads."""
-    if (
-        not is_standard_op(node, "GroupNormalization")
-        or graph.is_output(node.outputs[0])
-        or not all(map(graph.is_constant, node.inputs[1:]))
-    ):
+    if not is_standard_op(node, "GroupNormalization") or not all(map(graph.is_constant, node.inputs[1:])):
         return None
     x, scale, bias = node.inputs
     shape = graph.shape(x)
     attrs = graph.attrs(node)
     y = node.outputs[0]
-    end = _silu_result(graph, y)
+    activation = silu_nodes(graph, y)
     if (
-        end is None
+        not activation
         or shape is None
         or len(shape) < 3
         or not isinstance(shape[1], int)
@@ -186,37 +190,46 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         "num_groups": groups,
         "stash_type": int(attrs.get("stash_type", 1)),
     }
-    behind = "Swish" if len(graph.consumers(y)) == 1 else "Sigmoid Mul"
     return EpilogueFusion(
         "GroupNormSiLU",
         y,
-        (end,),
+        (activation[-1].outputs[0],),
         (x,),
         (x, scale, bias),
         given,
         NormGrouping(epsilon, groups=groups),
         scale,
         node.op,
-        behind=behind,
+        behind=" ".join(n.op for n in activation),
     )
 
 
-def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
-    """Return the result of y · sigmoid(y) if nothing else reads y."""
-    readers = graph.consumers(y)
-    if len(readers) == 1 and is_standard_op(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
-        return readers[0].outputs[0]
-    gate = next((n.outputs[0] for n in readers if is_standard_op(n, "Sigmoid")), None)
-    product = next((n for n in readers if is_standard_op(n, "Mul")), None)
-    if len(readers) != 2 or gate is None or product is None or {id(t) for t in product.inputs} != {id(y), id(gate)}:
+def _match_adaptive_norm(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
+    """Match a group or instance norm that only a product with data reads, and that product only a sum with data."""
+    found = find_adaptive_norm(graph, node)
+    if found is None:
         return None
-    if sole_consumer(graph, gate) is not None:
-        return product.outputs[0]
-    return None
+    scale, shift, views = write_adaptive_parameters(graph, found)
+    return EpilogueFusion(
+        found.op,
+        node.outputs[0],
+        (found.result,),
+        (node.inputs[0], found.scale, found.shift),
+        (node.inputs[0], scale, shift),
+        {"epsilon": found.epsilon, "num_groups": found.groups},
+        NormGrouping(found.epsilon, groups=found.groups, scaled=True, sized=node.op == "LayerNormalization"),
+        node.inputs[1],
+        node.op,
+        behind=" ".join(n.op for n in found.nodes),
+        views=views,
+    )
 
 
 def _match_gate(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
-    """Match an RMS norm that only a product with SiLU of a gate reads; the gate is data of the norm's shape."""
+    """Match an RMS norm that only a product with an activation of a gate reads; the gate is data of the norm's shape.
+
+    The activation is SiLU or the sigmoid.
+    """
     row = _match_row_norm(graph, node)
     if row is None or row.centered or not all(map(graph.is_constant, node.inputs[1:])):
         return None
@@ -224,11 +237,11 @@ def _match_gate(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     y = node.outputs[0]
     # The body widens X itself, so a half-precision X before a Cast will do if the product is cast back.
     narrow = strip_widening_casts(graph, x)
-    found = find_silu_gate(graph, y, graph.dtype(narrow))
+    found = find_gate(graph, y, graph.dtype(narrow))
     if found is not None:
         x = narrow
     else:
-        found = find_silu_gate(graph, y, graph.dtype(x))
+        found = find_gate(graph, y, graph.dtype(x))
     # A gate that is the norm's input is another function of one tensor.
     if found is None or graph.is_constant(found.gate) or strip_widening_casts(graph, found.gate) is narrow:
         return None
@@ -236,17 +249,28 @@ def _match_gate(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     if not _is_static_shape(shape) or graph.shape(found.gate) != shape:
         return None
     return EpilogueFusion(
-        "GatedRMSNorm",
+        _GATED_OPS[found.activation],
         y,
         (found.product,),
         (x, found.gate),
         (x, scale, found.gate),
         {"epsilon": row.epsilon, "stash_type": row.stash},
-        NormGrouping(row.epsilon, centered=False, gated=True),
+        NormGrouping(row.epsilon, centered=False, gate=found.activation),
         scale,
         node.op,
         behind=" ".join(n.op for n in found.nodes),
     )
+
+
+def _remark_gate_before(graph: Graph, node: gs.Node, target: RewriteTarget) -> Remark | None:
+    """Name the gate of an RMS norm of h · SiLU(g). No op of this project has this order."""
+    row = _match_row_norm(graph, node)
+    gate = find_gate_before(graph, node.inputs[0]) if row is not None and not row.centered else None
+    entry = target.entry_of(node.outputs[0].name)
+    if gate is None or entry is None:
+        return None
+    note = f"the gate {gate.name!r} comes before the norm, so its SiLU and product stay"
+    return Remark([entry], lambda finding: replace(finding, notes=(*finding.notes, note)))
 
 
 @dataclass(frozen=True)

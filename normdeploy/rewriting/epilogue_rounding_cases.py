@@ -30,14 +30,18 @@ class NormGrouping:
         centered: True if the mean is subtracted.
         groups: number of channel groups; 0 for the last axis.
         added: True if x is the sum of the first two leaves.
-        gated: True if the norm is multiplied by SiLU of the second leaf.
+        gate: activation of the second leaf by which the norm is multiplied, "SiLU" or "Sigmoid"; "" for none.
+        scaled: True if the norm is multiplied by the second leaf itself.
+        sized: True if a constant of the norm has the size of the places, so that static sizes must be kept.
     """
 
     epsilon: float
     centered: bool = True
     groups: int = 0
     added: bool = False
-    gated: bool = False
+    gate: str = ""
+    scaled: bool = False
+    sized: bool = False
 
     def as_fit(self, size: tuple[int, ...]) -> NormFit:
         """Build the `NormFit` of a norm with this grouping.
@@ -77,7 +81,7 @@ def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
     size = []
     for i, n in enumerate(shape):
         if grouping.groups:
-            fixed = i == 1
+            fixed = i == 1 or (grouping.sized and i > 1)
         else:
             fixed = i == last
         if isinstance(n, int) and (fixed or n == 1 or (i == 0 and n <= _BATCH)):
@@ -104,15 +108,14 @@ def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset:
             return None
         x, *others = given.leaves
         gain = float(np.abs(1 + others[0] if scale is None else scale).max())
-        if grouping.gated:
-            gain *= float(np.abs(_silu(others[0])).max())
+        if grouping.scaled:
+            gain *= float(np.abs(others[0]).max())
+        if grouping.gate:
+            opened = 1 / (1 + np.exp(-others[0]))
+            gain *= float(np.abs(opened * others[0] if grouping.gate == "SiLU" else opened).max())
         fit = grouping.as_fit(x.shape)
         return make_norm_input(
             given, dtype, fit, fit.rows_of(x + others[0] if grouping.added else x), epsilon=grouping.epsilon, gamma=gain
         )
 
     return make_trial_of(choose_input, opset)
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))

@@ -50,6 +50,28 @@ def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
     return None
 
 
+def silu_nodes(graph: Graph, y: gs.Tensor) -> tuple[gs.Node, ...]:
+    """Return the nodes of y · sigmoid(y), in topological order, if they alone read ``y`` and its sigmoid.
+
+    Returns:
+        a Swish, or a Sigmoid and a Mul; () if there are none.
+    """
+    readers = graph.consumers(y)
+    if graph.is_output(y):
+        return ()
+    if len(readers) == 1 and is_standard_op(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
+        return (readers[0],)
+    gate = next((n for n in readers if is_standard_op(n, "Sigmoid")), None)
+    product = next((n for n in readers if is_standard_op(n, "Mul")), None)
+    if len(readers) != 2 or gate is None or product is None:
+        return ()
+    if {id(t) for t in product.inputs} != {id(y), id(gate.outputs[0])}:
+        return ()
+    if sole_consumer(graph, gate.outputs[0]) is None:
+        return ()
+    return gate, product
+
+
 def constant_number(graph: Graph, t: gs.Tensor) -> float | None:
     """Read a constant of one element.
 

@@ -1,4 +1,4 @@
-"""Match the product of a norm's result and SiLU of another tensor, the gate.
+"""Match the product of a norm's result and SiLU or the sigmoid of another tensor, the gate.
 
 With n the norm and s(g) = sigmoid(g), models compute one of
 
@@ -6,10 +6,13 @@ With n the norm and s(g) = sigmoid(g), models compute one of
 
 in any order of the factors. Models in half precision compute SiLU in float32, so Casts may stand between the nodes
 (Qwen3-Next: ``(n.float() * silu(gate.float())).to(dtype)``). A Cast is the identity in exact numbers.
+
+The gate of Kimi Linear passes through the sigmoid alone: n · s(g).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +24,17 @@ from .node_queries import sole_consumer, standard_producer
 
 
 @dataclass(frozen=True)
-class SiLUGate:
+class NormGate:
     """Gate of a norm.
 
     Attributes:
+        activation: "SiLU" or "Sigmoid".
         gate: the tensor g, in the dtype of the norm's input if the graph has it.
-        product: result of n · g · sigmoid(g), in the dtype of the norm's input.
+        product: result of the last product, in the dtype of the norm's input.
         nodes: the nodes between the norm or the gate and the product, in topological order.
     """
 
+    activation: str
     gate: gs.Tensor
     product: gs.Tensor
     nodes: tuple[gs.Node, ...]
@@ -50,7 +55,7 @@ class _Factor:
     nodes: tuple[gs.Node, ...]
 
 
-def find_silu_gate(graph: Graph, y: gs.Tensor, dtype: np.dtype | None) -> SiLUGate | None:
+def find_gate(graph: Graph, y: gs.Tensor, dtype: np.dtype | None) -> NormGate | None:
     """Find the gate that the norm's result ``y`` is multiplied by.
 
     Args:
@@ -59,36 +64,79 @@ def find_silu_gate(graph: Graph, y: gs.Tensor, dtype: np.dtype | None) -> SiLUGa
     Returns:
         the gate; None if there is none, or if another node reads one of the results before the product.
     """
-    nodes: list[gs.Node] = []
+    first = _multiply(graph, _Product(y))
     # The norm is multiplied by SiLU of the gate, or by the two factors of SiLU one after the other.
-    factors: list[_Factor] = []
-    product = y
-    sources: tuple[gs.Tensor, ...] = ()
-    while not sources and len(factors) < 2:
-        operand = _skip_casts_behind(graph, product, nodes)
-        multiplication = sole_consumer(graph, operand, "Mul")
-        if multiplication is None:
-            return None
-        others = [t for t in multiplication.inputs if t is not operand]
-        if len(others) != 1:
-            return None
-        factors.append(_read_factor(graph, others[0]))
-        nodes.append(multiplication)
-        product = multiplication.outputs[0]
-        sources = _gate_of(factors)
-    if not sources:
+    second = _multiply(graph, first) if first is not None else None
+    for product in (first, second):
+        if product is not None and _gate_of(product.factors):
+            return _finish(graph, product, "SiLU", _gate_of(product.factors), dtype)
+    if first is not None and first.factors[0].activation == "Sigmoid":
+        return _finish(graph, first, "Sigmoid", first.factors[0].sources, dtype)
+    return None
+
+
+def find_gate_before(graph: Graph, x: gs.Tensor) -> gs.Tensor | None:
+    """Find the gate of a norm of x = h · SiLU(g), the order of Mamba-2 (Dao, Gu 2024).
+
+    Returns:
+        the tensor g; None if ``x`` is no such product.
+    """
+    product = standard_producer(graph, strip_widening_casts(graph, x), "Mul")
+    if product is None:
         return None
+    factors = [_read_factor(graph, operand) for operand in product.inputs]
+    gates = [factor.sources[-1] for factor in factors if factor.activation == "SiLU"]
+    if len(gates) != 1 or graph.is_constant(gates[0]):
+        return None
+    return gates[0]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Product of the norm's result and factors.
+
+    Attributes:
+        result: result of the last multiplication; the norm's result if there is none.
+        factors: the factors besides the norm.
+        nodes: the multiplications, and the Casts of their first operands.
+    """
+
+    result: gs.Tensor
+    factors: tuple[_Factor, ...] = ()
+    nodes: tuple[gs.Node, ...] = ()
+
+
+def _multiply(graph: Graph, before: _Product) -> _Product | None:
+    """Return the product of ``before`` and the factor that its only reader multiplies it by; None if there is none."""
+    casts: list[gs.Node] = []
+    operand = _skip_casts_behind(graph, before.result, casts)
+    multiplication = sole_consumer(graph, operand, "Mul")
+    if multiplication is None:
+        return None
+    others = [t for t in multiplication.inputs if t is not operand]
+    if len(others) != 1:
+        return None
+    factors = (*before.factors, _read_factor(graph, others[0]))
+    return _Product(multiplication.outputs[0], factors, (*before.nodes, *casts, multiplication))
+
+
+def _finish(
+    graph: Graph, found: _Product, activation: str, sources: tuple[gs.Tensor, ...], dtype: np.dtype | None
+) -> NormGate | None:
+    """Return the gate of a product, with the Casts back to ``dtype``; None if the product has another dtype."""
+    nodes = [*found.nodes]
+    product = found.result
     gate = next((t for t in sources if graph.dtype(t) == dtype), sources[-1])
     if graph.dtype(product) != dtype:
         product = _skip_casts_behind(graph, product, nodes, until=dtype)
     if graph.dtype(product) != dtype:
         return None
-    nodes += [node for factor in factors for node in factor.nodes]
+    nodes += [node for factor in found.factors for node in factor.nodes]
     unique = {id(node): node for node in nodes}.values()
-    return SiLUGate(gate, product, tuple(sorted(unique, key=graph.position_of)))
+    return NormGate(activation, gate, product, tuple(sorted(unique, key=graph.position_of)))
 
 
-def _gate_of(factors: list[_Factor]) -> tuple[gs.Tensor, ...]:
+def _gate_of(factors: Sequence[_Factor]) -> tuple[gs.Tensor, ...]:
     """Return the sources of g if the product of the factors is SiLU(g); none otherwise."""
     activations = sorted(factor.activation for factor in factors)
     first = factors[0].sources

@@ -150,6 +150,12 @@ def test_a_reader_of_the_transposed_image_keeps_the_transposes() -> None:
         ("GroupNormalization", {"b": 1, "h": 128, "w": 128}, ["NormStatistics", "GroupNormApply"], 8),
         ("GroupNormalization, SiLU, NHWC", {"b": 2, "h": 128, "w": 128}, ["NormStatistics", "GroupNormApply"], 8),
         (
+            "GroupNormalization, adaptive, SiLU",
+            {"b": 1, "h": 128, "w": 128},
+            ["NormStatistics", "AdaGroupNormApply"],
+            8,
+        ),
+        (
             "GroupNormalization",
             {"b": 16, "h": 128, "w": 128},
             ["GroupNorm"],
@@ -168,7 +174,7 @@ def test_few_long_rows_get_two_launches(name: str, sizes: dict[str, int], plugin
     if splits:
         assert attributes(nodes[0])["splits"] == splits
         assert nodes[1].input[1] == nodes[0].output[0]
-        assert account[0].form == "plugins NormStatistics and GroupNormApply"
+        assert account[0].form == f"plugins NormStatistics and {plugin_ops[1]}"
         data = feeds(source)
         assert np.allclose(by_references(written, data)["y"], run_onnxruntime(source, data)[0], rtol=0, atol=2e-5)
 
@@ -271,6 +277,16 @@ def own(op: str, inputs: dict[str, list[Any]], outputs: list[str], kind: int = 1
         (
             own("GatedRMSNorm", {"x": ["b", "s", 8], "g": [8], "z": ["s", 8]}, ["y"], epsilon=1e-5),
             "its input and its gate are not known to have the same shape",
+        ),
+        (
+            own(
+                "AdaGroupNorm",
+                {"x": ["b", 8, "h"], "s": [1, 8, 1], "t": ["b", 8, 1]},
+                ["y"],
+                epsilon=1e-5,
+                num_groups=4,
+            ),
+            "its scale and its shift are not known to have its input's shape",
         ),
         (
             own("RMSNorm", {"x": ["b", "s", 8], "g": [8]}, ["y"], 11, epsilon=1e-5, axes=[-1]),

@@ -12,6 +12,7 @@ import numpy as np
 UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}  # unit roundoff
 LEAST = {"fp32": 2.0**-149, "fp16": 2.0**-24, "bf16": 2.0**-133}  # the smallest number above 0
 U = UNIT["fp32"]
+GATED = ("GatedRMSNorm", "SigmoidGatedRMSNorm")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Case:
         small = {"gamma": self._parameter_shape, "beta": self._parameter_shape}
         if self.op == "ModulatedLayerNorm":
             small = dict.fromkeys(("scale", "shift"), lambda: (self.shape[0], 1, self.shape[-1]))
+        elif self.op.startswith("AdaGroupNorm"):
+            small = dict.fromkeys(("scale", "shift"), self._data_shape)
         elif self.op == "ScaleShift":
             small = dict.fromkeys(("scale", "shift"), self._parameter_shape)
         arrays = {"x": x, "residual": rng.standard_normal(self.shape), "y_scale": np.array([0.02])}
@@ -90,6 +93,10 @@ class Case:
         attributes |= {name: value for name, value in self.attributes.items() if name not in ("to", "least")}
         return Case(op, self.shape, attributes, self.dtype, self.data, self.parameters)
 
+    def _data_shape(self) -> tuple[int, ...]:
+        """The shape of an adaptive norm's scale and shift."""
+        return self.shape if self.attributes["spatial"] else (*self.shape[:2], *(1,) * (len(self.shape) - 2))
+
     def _parameter_shape(self) -> tuple[int, ...]:
         if self.op.endswith("Quantize"):
             return self.unquantized()._parameter_shape()
@@ -97,7 +104,7 @@ class Case:
             return self.shape[self.attributes["axis"] :]
         if self.op == "ScaleShift":
             return (self.shape[self.attributes["axis"]],)
-        last = self.op in ("AddLayerNorm", "AddRMSNorm", "GatedRMSNorm") or self.attributes.get("channels_last")
+        last = self.op in ("AddLayerNorm", "AddRMSNorm", *GATED) or self.attributes.get("channels_last")
         return (self.shape[-1 if last else 1],)
 
 
@@ -113,6 +120,7 @@ ROW_OPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "AddRMSNorm": ((2,), EPS | {"offset": 0.0}),
     "ModulatedLayerNorm": ((2, 1), EPS),
     "GatedRMSNorm": ((2,), EPS),
+    "SigmoidGatedRMSNorm": ((2,), EPS),
     "StdNorm": ((2,), EPS | {"axis": -1, "ddof": 0}),
     "InstanceNorm": ((1, 2), EPS),
     "LayerNormApply": ((2,), EPS | {"axis": -1}),
@@ -169,6 +177,8 @@ def affine_of(case: Case, stored: dict[str, np.ndarray], shape: tuple[int, ...])
     """|factor| and |shift| of the affine, as they meet x."""
     if case.op == "ModulatedLayerNorm":
         return np.abs(1 + stored["scale"]), np.abs(stored["shift"])
+    if case.op.startswith("AdaGroupNorm"):
+        return np.abs(stored["scale"]), np.abs(stored["shift"])
     gamma = stored.get("gamma", np.ones(1)) + case.attributes.get("offset", 0.0)
     beta = stored.get("beta", np.zeros(1))
     if case.op in ("LayerNorm", "LayerNormApply", "RMSNorm", "StdNorm"):
@@ -178,8 +188,10 @@ def affine_of(case: Case, stored: dict[str, np.ndarray], shape: tuple[int, ...])
     ):
         per_channel = (-1,) + (1,) * (len(shape) - 2)
         gamma, beta = gamma.reshape(per_channel), beta.reshape(per_channel)
+    if case.op in GATED:
+        gamma = gamma / (1 + np.exp(-stored["gate"]))
     if case.op == "GatedRMSNorm":
-        gamma = gamma * stored["gate"] / (1 + np.exp(-stored["gate"]))
+        gamma = gamma * stored["gate"]
     return np.abs(gamma), np.abs(beta)
 
 

@@ -80,7 +80,13 @@ def run_last(case: Case, kept: int, seed: int = 0) -> tuple[list[np.ndarray], li
     op = BY_NAME[case.op]
     small = Case(case.op, (kept, *case.shape[1:]), case.attributes, case.dtype)
     parts = small.arrays(seed)
-    grows = {"x", "residual", "gate", "statistics", *(("scale", "shift") if case.op == "ModulatedLayerNorm" else ())}
+    grows = {
+        "x",
+        "residual",
+        "gate",
+        "statistics",
+        *(("scale", "shift") if case.op == "ModulatedLayerNorm" or case.op.startswith("Ada") else ()),
+    }
     times = case.shape[0] // kept
     assert times * kept == case.shape[0]
     stored = [p.astype(storage(d)) for p, d in zip(parts, case.dtypes(), strict=True)]

@@ -76,6 +76,16 @@ DYNAMIC = [
     ),
     Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
     Case("GatedRMSNorm", (2, 0, 64), EPS, "fp16"),
+    *(
+        Case("AdaGroupNormSiLU", shape, EPS | {"num_groups": 2, "spatial": spatial}, "fp16")
+        for shape in ((2, 12, 7, 9), (2, 4, 33, 65), (2, 12, 6, 10), (2, 4, 0), (0, 4, 5))
+        for spatial in (0, 1)
+    ),
+    *(
+        Case("AdaGroupNormApply", shape, EPS | {"num_groups": 2, "spatial": spatial, "activation": "silu"}, "fp16")
+        for shape in ((2, 12, 7, 9), (2, 4, 33, 65))
+        for spatial in (0, 1)
+    ),
     Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "fp16"),
     *(
         Case("NormStatistics", shape, {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16")
@@ -204,6 +214,14 @@ FAR = [
     *(
         Case(op, (2**20, 8, 512), EPS | {"num_groups": 2, "channels_last": 0}, "fp16")
         for op in ("GroupNorm", "GroupNormSiLU")
+    ),
+    *(
+        Case(op, (2**20, 8, 512), EPS | {"num_groups": 2, "spatial": spatial} | more, "fp16")
+        for op, spatial, more in (
+            ("AdaGroupNorm", 1, {}),
+            ("AdaGroupNormSiLU", 0, {}),
+            ("AdaGroupNormApply", 0, {"activation": "silu"}),
+        )
     ),
     Case("GroupNorm", (2**17, 8, 4096), EPS | {"num_groups": 1, "channels_last": 0}, "fp16"),
     Case("GroupNormSiLU", (2**20, 512, 8), EPS | {"num_groups": 2, "channels_last": 1}, "fp16"),

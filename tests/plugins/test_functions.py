@@ -55,13 +55,17 @@ VECTOR = lambda: rng.standard_normal(6)  # noqa: E731
 ROWS = lambda: rng.standard_normal((2, 4, 6)) * 3 + 2  # noqa: E731
 IMAGE = lambda: rng.standard_normal((2, 6, 4, 5)) * 3 + 2  # noqa: E731
 SAMPLES = lambda: rng.standard_normal((2, 1, 6))  # noqa: E731
+CHANNELS = lambda: rng.standard_normal((2, 6, 1, 1))  # noqa: E731
 # op -> how its inputs are made, and attributes of the plugin beside those of the function
 OTHERS: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any], dict[str, Any]]] = {
     "AddLayerNorm": ([ROWS, ROWS, VECTOR, VECTOR], {}, {}),
     "AddRMSNorm": ([ROWS, ROWS, VECTOR], {}, {"offset": 0.0}),
     "ModulatedLayerNorm": ([ROWS, SAMPLES, SAMPLES], {}, {}),
     "GatedRMSNorm": ([ROWS, VECTOR, ROWS], {}, {}),
+    "SigmoidGatedRMSNorm": ([ROWS, VECTOR, ROWS], {}, {}),
     "ChannelLayerNorm": ([IMAGE, VECTOR, VECTOR], {}, {}),
+    "AdaGroupNorm": ([IMAGE, CHANNELS, CHANNELS], {"num_groups": 3}, {"spatial": 0}),
+    "AdaGroupNormSiLU": ([IMAGE, IMAGE, IMAGE], {"num_groups": 6}, {"spatial": 1}),
     "GroupNormSiLU": ([IMAGE, VECTOR, VECTOR], {"num_groups": 3}, {"channels_last": 0}),
 }
 

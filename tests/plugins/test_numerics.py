@@ -65,6 +65,25 @@ CASES += [
     Case("GatedRMSNorm", (5, 1001), EPS, "fp32", "offset", tile=(4, 128, 4, True)),
     Case("GatedRMSNorm", (2, 20_000), EPS, "bf16"),
     Case("GatedRMSNorm", (2, 0, 64), EPS, "fp16"),
+    Case("SigmoidGatedRMSNorm", (3, 5, 1000), EPS, "fp16"),
+    Case("SigmoidGatedRMSNorm", (5, 1001), EPS, "fp32", "offset", tile=(4, 128, 4, True)),
+    *(
+        Case(op, shape, EPS | {"num_groups": groups, "spatial": spatial} | more, dtype, data)
+        for op, more in (
+            ("AdaGroupNorm", {}),
+            ("AdaGroupNormSiLU", {}),
+            ("AdaGroupNormApply", {"activation": "silu"}),
+        )
+        for shape, groups, spatial, dtype, data in (
+            ((2, 20, 7, 7), 2, 0, "fp16", "normal"),
+            ((2, 6, 8, 8), 6, 1, "fp32", "offset"),
+            ((1, 20, 40, 40), 1, 0, "fp32", "offset"),
+            ((1, 20, 40, 40), 1, 1, "bf16", "normal"),
+            ((2, 6, 5), 3, 0, "fp16", "constant"),
+        )
+    ),
+    Case("AdaGroupNorm", (2, 12, 9, 9), EPS | {"num_groups": 2, "spatial": 0}, "bf16", tile=(4, 32, 4, True)),
+    Case("AdaGroupNorm", (2, 12, 9, 9), EPS | {"num_groups": 2, "spatial": 1}, "fp32", tile=(4, 32, 4, True)),
     *(
         Case("StdNorm", (5, n), {"epsilon": 1e-6, "axis": -1, "ddof": ddof}, "fp32")
         for n in (2, 7, 512, 20_000)

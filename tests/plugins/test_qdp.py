@@ -48,7 +48,9 @@ def build(name: str, dtype: str, batch: int | str) -> standin.Build:
     """The op at its usual size, with that batch size: a number, or the name of a dynamic one."""
     shape, attributes = USUAL[name]
     inputs = tensors(BY_NAME[name], shape, attributes, dtype)
-    samples = {"x", "residual", "gate"} | ({"scale", "shift"} if name == "ModulatedLayerNorm" else set())
+    samples = {"x", "residual", "gate"} | (
+        {"scale", "shift"} if name == "ModulatedLayerNorm" or name.startswith("Ada") else set()
+    )
     shapes = [
         (batch, *t.shape[1:]) if given in samples else t.shape
         for given, t in zip(BY_NAME[name].inputs, inputs, strict=True)

@@ -20,11 +20,15 @@ USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "AddRMSNorm": ((4, 77, 4096), EPS | {"offset": 0.0}),
     "ModulatedLayerNorm": ((4, 256, 1152), EPS),
     "GatedRMSNorm": ((4, 256, 4096), EPS),
+    "SigmoidGatedRMSNorm": ((4, 256, 4096), EPS),
     "StdNorm": ((4, 77, 512), LN | {"ddof": 1}),
     "ChannelLayerNorm": ((2, 96, 56, 56), EPS),
     "InstanceNorm": (IMAGE, EPS),
     "GroupNorm": (IMAGE, GROUPS),
     "GroupNormSiLU": ((2, 32, 32, 320), GROUPS | {"channels_last": 1}),
+    "AdaGroupNorm": (IMAGE, EPS | {"num_groups": 320, "spatial": 1}),
+    "AdaGroupNormSiLU": (IMAGE, EPS | {"num_groups": 32, "spatial": 0}),
+    "AdaGroupNormApply": (IMAGE, EPS | {"num_groups": 32, "spatial": 0, "activation": "silu"}),
     "ScaleShift": (IMAGE, {"axis": 1, "activation": "silu"}),
     "NormStatistics": (LONG, {"axis": -1, "groups": 1, "splits": 8, "channels_last": 0}),
     "LayerNormApply": (LONG, EPS | {"axis": -1}),
@@ -50,7 +54,10 @@ def tensors(op: Op, shape: tuple[int, ...], attributes: dict[str, Any], dtype: s
         "statistics": (attributes.get("num_groups", 1) * shape[0], 8, 2),
         "y_scale": (1,),
     }
-    if op.name == "ScaleShift" or "Modulated" not in op.name:
+    if op.name.startswith("AdaGroupNorm"):
+        data = shape if attributes["spatial"] else (*shape[:2], *(1,) * (len(shape) - 2))
+        small |= {"scale": data, "shift": data}
+    elif op.name == "ScaleShift" or "Modulated" not in op.name:
         small |= {"scale": (channel,), "shift": (channel,)}
     return [
         Tensor(

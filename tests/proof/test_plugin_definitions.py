@@ -17,6 +17,7 @@ from .floats import evaluated
 
 EPSILONS = {"epsilon": (1e-5, 0.25)}
 X, ROW = (2, 3, 8), (8,)
+IMAGE, SAMPLES = (2, 4, 3, 4), (2, 4, 1, 1)
 LAST = {"channels_last": (0, 1)}
 ACTIVATIONS = ("none", "relu", "silu")
 # name -> (shapes of the inputs, the values of each attribute); gamma and beta may have any shape
@@ -27,11 +28,18 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, tuple[Any, ...]]]] = {
     "AddRMSNorm": ([X, X, ROW], {"offset": (0.0, 1.0)} | EPSILONS),
     "ModulatedLayerNorm": ([X, (2, 1, 8), (2, 1, 8)], EPSILONS),
     "GatedRMSNorm": ([X, ROW, X], EPSILONS),
+    "SigmoidGatedRMSNorm": ([X, ROW, X], EPSILONS),
     "StdNorm": ([X, ROW, (1, 1, 8)], {"axis": (-1,), "ddof": (0, 1)} | EPSILONS),
     "ChannelLayerNorm": ([(2, 4, 3, 5), (4,), (4, 1, 1)], EPSILONS),
     "InstanceNorm": ([(2, 4, 3, 5), (4,), (4, 1, 1)], EPSILONS),
     "GroupNorm": ([(2, 4, 3, 4), (4,), (4,)], {"num_groups": (1, 2, 4)} | LAST | EPSILONS),
     "GroupNormSiLU": ([(2, 4, 3, 4), (4,), (4,)], {"num_groups": (1, 2)} | LAST | EPSILONS),
+    "AdaGroupNorm": ([IMAGE, SAMPLES, SAMPLES], {"num_groups": (1, 2, 4), "spatial": (0,)} | EPSILONS),
+    "AdaGroupNormSiLU": ([IMAGE, IMAGE, IMAGE], {"num_groups": (2,), "spatial": (1,)} | EPSILONS),
+    "AdaGroupNormApply": (
+        [IMAGE, (0,), SAMPLES, SAMPLES],
+        {"num_groups": (2,), "spatial": (0,), "activation": ("none", "silu")} | EPSILONS,
+    ),
     "ScaleShift": ([(2, 4, 3, 4), (4,), (4, 1, 1)], {"axis": (1, -3, -1), "activation": ACTIVATIONS}),
     "LayerNormQuantize": ([X, (3, 8), (24,), (1,)], {"axis": (-2,), "to": ("int8", "fp8")} | EPSILONS),
     "RMSNormQuantize": ([X, ROW, (1,)], {"axis": (-1,), "to": ("int8", "fp8")} | EPSILONS),

@@ -104,6 +104,25 @@ def test_gate_in_half_precision_becomes_one_node(spelling: str) -> None:
         assert np.abs(now - expected).max() <= np.abs(was - expected).max() * (1 + 2**-5)
 
 
+def test_sigmoid_gate_in_half_precision_becomes_one_node() -> None:
+    """The gate of Kimi Linear, with the product in float32."""
+    body = (
+        f"n = {RMS}(x, s) n32 = Cast<to = 1>(n) g32 = Cast<to = 1>(g) e = Sigmoid(g32) p = Mul(n32, e)"
+        " y = Cast<to = 10>(p)"
+    )
+    before = half_model(body)
+    out, summary = optimize_norms(before, fuse="portable")
+    assert [(n.op_type, n.input[0], n.input[2]) for n in out.graph.node] == [("SigmoidGatedRMSNorm", "x", "g")]
+    assert summary.findings[0].certificate is not None
+    scale = numpy_helper.to_array(out.graph.initializer[0])
+    feeds = half_inputs(5)
+    (now,) = run_onnxruntime(out, feeds)
+    gate = feeds["g"].astype(np.float64)
+    expected = gated_by_formula(feeds["x"], feeds["g"], scale) / gate
+    # The body computes in float32 and rounds once; float32's own roundings are 2⁻¹⁰ of that.
+    assert np.all(np.abs(now - expected) <= (1 + 2**-5) * 2.0**-11 * np.abs(expected) + 2.0**-24)
+
+
 @pytest.mark.parametrize("spelling", KEPT)
 def test_other_product_in_half_precision_stays(spelling: str) -> None:
     before = half_model(KEPT[spelling])
@@ -149,7 +168,12 @@ def test_orders_of_models(gate_first: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     x, gate = (rng.standard_normal((2, 3, ROW)).astype(np.float32) for _ in range(2))
     file = tmp_path / "gated.onnx"
-    normdeploy.export(model, (torch.from_numpy(x), torch.from_numpy(gate)), output=file, fuse="portable")
+    example = (torch.from_numpy(x), torch.from_numpy(gate))
+    result = normdeploy.export(model, example, output=file, fuse="portable")
+    (finding,) = result.summary.findings
+    assert finding.status == "fused"
+    named = ("the gate 'gate' comes before the norm, so its SiLU and product stay",)
+    assert finding.notes == (named if gate_first else ())
     proto = onnx.load(file)
     ops = [n.op_type for n in proto.graph.node]
     assert ops == (["Sigmoid", "Mul", "Mul", "RMSNorm"] if gate_first else ["GatedRMSNorm"])
