@@ -7,6 +7,7 @@ also lists activations that models use in place of a norm, such as Dynamic Tanh.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,9 @@ _WINDOWS = frozenset({"AveragePool", "LpPool", "Conv"})
 # Ops that take a part of the data.
 _PARTS = frozenset({"Slice", "Gather", "Split"})
 _ELEMENTWISE = (POINTWISE | CLAMPS | EQUALITIES) - {"Exp"}
-_IN_STATISTIC = _ELEMENTWISE | VIEWS | REDUCTIONS | _WINDOWS | _PARTS | {"CumSum", "Pad"}
+_IN_STATISTIC = _ELEMENTWISE | VIEWS | REDUCTIONS | _WINDOWS | _PARTS | {"CumSum", "Pad", "Concat"}
+# A matrix with more elements than this is not read as the weights of a sum.
+_MOST_WEIGHTS = 2**20
 # Reductions whose result is even in their input.
 _EVEN_REDUCTIONS = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare", "LpPool"})
 # Division by a largest or smallest value scales data for quantization; it is not a norm.
@@ -155,7 +158,7 @@ def _walk_statistic(graph: Graph, denominator: gs.Tensor) -> _Statistic:
     while stack and len(found.nodes) < _UPWARD:
         t, reduced = stack.pop()
         node = graph.producer(t)
-        if (id(t), reduced) in seen or node is None or not is_standard(node) or node.op not in _IN_STATISTIC:
+        if (id(t), reduced) in seen or node is None or not is_standard(node) or not _is_in_statistic(graph, node):
             continue
         seen.add((id(t), reduced))
         if node.op in _RANGES or graph.is_shape_valued(t):
@@ -164,10 +167,10 @@ def _walk_statistic(graph: Graph, denominator: gs.Tensor) -> _Statistic:
             found.nodes.append(node)
         found.inverted |= not reduced and _is_inverting(graph, node)
         # A Conv of other data is a layer. A Conv of squares is a statistic.
-        now = reduced or node.op in REDUCTIONS | _WINDOWS | {"CumSum"}
+        now = reduced or node.op in REDUCTIONS | _WINDOWS | {"CumSum", "MatMul"}
         inputs = value_inputs(node)[:1] if node.op in _WINDOWS | _PARTS | {"CumSum"} else value_inputs(node)
         if now and _is_even(graph, node):
-            found.sources |= {i for x in inputs for i in _tensors_above(graph, x)}
+            found.sources |= {i for x in inputs for i in _tensors_above(graph, x, joined=True)}
         stack += [(x, now) for x in inputs if not graph.is_constant(x)]
     return found
 
@@ -177,13 +180,58 @@ def _is_inverting(graph: Graph, node: gs.Node) -> bool:
     if node.op == "Pow":
         power = graph.known_value(node.inputs[1])
         return power is not None and bool((power < 0).all())
+    if node.op == "Exp":
+        return True
     return node.op == "Reciprocal" or (node.op == "Div" and graph.is_constant(node.inputs[0]))
+
+
+def _is_in_statistic(graph: Graph, node: gs.Node) -> bool:
+    """Return True if a statistic may contain the node."""
+    if node.op == "MatMul":
+        return _is_sum(graph, node) or _is_product_with_itself(graph, node)
+    if node.op == "Exp":
+        return _is_inverse_power(graph, node)
+    return node.op in _IN_STATISTIC
+
+
+def _is_sum(graph: Graph, node: gs.Node) -> bool:
+    """Return True for a MatMul or a pointwise Conv that adds its inputs up with equal weights."""
+    weights = [t for t in node.inputs[:2] if graph.is_constant(t)]
+    shape = graph.shape(weights[0]) if len(weights) == 1 else None
+    if shape is None or not all(isinstance(n, int) for n in shape):
+        return False
+    sizes = [n for n in shape if isinstance(n, int)]
+    if math.prod(sizes) > _MOST_WEIGHTS or (node.op == "Conv" and math.prod(sizes[2:]) != 1):
+        return False
+    value = graph.known_value(weights[0])
+    return value is not None and value.size > 1 and bool(np.ptp(value) == 0 and value.flat[0] != 0)
+
+
+def _is_product_with_itself(graph: Graph, node: gs.Node) -> bool:
+    """Return True for a MatMul of a tensor and a view of the same tensor."""
+    if any(graph.is_constant(t) for t in node.inputs):
+        return False
+    first, second = (_tensors_above(graph, t) for t in node.inputs)
+    return not first.isdisjoint(second)
+
+
+def _is_inverse_power(graph: Graph, node: gs.Node) -> bool:
+    """Return True for exp(c · log(v)) with a constant c below 0."""
+    scale = graph.producer(node.inputs[0])
+    if scale is None or scale.op not in ("Mul", "Div"):
+        return False
+    factors = [graph.known_value(t) for t in scale.inputs if graph.is_constant(t)]
+    makers = [graph.producer(t) for t in scale.inputs]
+    logarithm = any(maker is not None and maker.op == "Log" for maker in makers)
+    return logarithm and len(factors) == 1 and factors[0] is not None and bool((factors[0] < 0).all())
 
 
 def _is_even(graph: Graph, node: gs.Node) -> bool:
     """Return True if the node gives the same result for x and −x."""
     if node.op in _EVEN_REDUCTIONS or node.op == "Abs":
         return True
+    if node.op == "MatMul":
+        return _is_product_with_itself(graph, node)
     if node.op == "Mul":
         return node.inputs[0] is node.inputs[1]
     if node.op == "Pow":
@@ -192,8 +240,12 @@ def _is_even(graph: Graph, node: gs.Node) -> bool:
     return False
 
 
-def _tensors_above(graph: Graph, t: gs.Tensor) -> set[int]:
-    """Return the ids of ``t`` and of tensors above it, up to ops other than elementwise ones, views and parts."""
+def _tensors_above(graph: Graph, t: gs.Tensor, *, joined: bool = False) -> set[int]:
+    """Return the ids of ``t`` and of tensors above it, up to ops other than elementwise ones, views and parts.
+
+    Args:
+        joined: True to go on above a Concat.
+    """
     above: dict[int, gs.Tensor] = {}
     stack = [t]
     while stack and len(above) < _NUMERATOR:
@@ -202,7 +254,9 @@ def _tensors_above(graph: Graph, t: gs.Tensor) -> set[int]:
             continue
         above[id(t)] = t
         node = graph.producer(t)
-        if node is not None and is_standard(node) and node.op in _ELEMENTWISE | VIEWS | _PARTS:
+        if node is None or not is_standard(node):
+            continue
+        if node.op in _ELEMENTWISE | VIEWS | _PARTS or (joined and node.op == "Concat"):
             stack += value_inputs(node)
     return set(above)
 
@@ -232,6 +286,18 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
         lambda graph, statistic, numerator: "CumSum" in statistic.ops,
     ),
     (
+        "matrix-product norm",
+        "its sums are written as a matrix product; write them as a sum or mean over an axis, and it is found",
+        lambda graph, statistic, numerator: any(
+            n.op == "MatMul" or (n.op == "Conv" and _is_sum(graph, n)) for n in statistic.nodes
+        ),
+    ),
+    (
+        "logarithmic norm",
+        "its root is written as exp of a logarithm; write it as a square root, and it is found",
+        lambda graph, statistic, numerator: {"Exp", "Log"} <= statistic.ops,
+    ),
+    (
         "local norm",
         "its statistics are those of a neighborhood of each element (local response or divisive normalization); no "
         "norm node has such statistics",
@@ -241,6 +307,11 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
         "partial norm",
         "its statistics are those of a part of its input; no norm node has such statistics",
         lambda graph, statistic, numerator: bool(statistic.ops & _PARTS),
+    ),
+    (
+        "joined norm",
+        "its statistics are those of its input and other values together; no norm node has such statistics",
+        lambda graph, statistic, numerator: "Concat" in statistic.ops,
     ),
     (
         "masked norm",

@@ -196,7 +196,7 @@ def _lay_out(graph: Graph, t: gs.Tensor, op: str, rank: int) -> np.ndarray | Non
 
 
 def _count_groups(graph: Graph, node: gs.Node, shape: Dims) -> int | None:
-    """Return the number of groups of a norm over (N, C, …); None if the node is no such norm."""
+    """Return the number of groups of a norm over (N, C, …); None for other nodes."""
     attrs = graph.attrs(node)
     channels = shape[1] if isinstance(shape[1], int) else None
     if node.op == "GroupNormalization":

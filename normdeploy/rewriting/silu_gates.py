@@ -79,7 +79,7 @@ def find_gate_before(graph: Graph, x: gs.Tensor) -> gs.Tensor | None:
     """Find the gate of a norm of x = h · SiLU(g), the order of Mamba-2 (Dao, Gu 2024).
 
     Returns:
-        the tensor g; None if ``x`` is no such product.
+        the tensor g; None for other tensors.
     """
     product = standard_producer(graph, strip_widening_casts(graph, x), "Mul")
     if product is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -85,6 +87,16 @@ class Activated(nn.Module):
         return self.layer(y * self.weight + self.bias)
 
 
+class Formula(nn.Module):
+    def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x)
+
+
+COLUMN = torch.full((8, 1), 0.125)
 ROWS = torch.randn(2, 5, 8)
 IMAGES = torch.randn(2, 4, 6, 6)
 LISTED = {
@@ -96,6 +108,41 @@ LISTED = {
     "local response": (nn.LocalResponseNorm(3), (IMAGES,), "local norm", "neighborhood"),
     "divisive": (DivisiveNorm(), (IMAGES,), "local norm", "neighborhood"),
     "partial": (PartialNorm(), (ROWS,), "partial norm", "a part of its input"),
+    "sums by a matrix product": (
+        Formula(lambda x: (x - x @ COLUMN) / torch.sqrt(((x - x @ COLUMN) ** 2) @ COLUMN + 1e-5)),
+        (ROWS,),
+        "matrix-product norm",
+        "write them as a sum or mean",
+    ),
+    "a product with itself": (
+        Formula(lambda x: x * torch.rsqrt((x.unsqueeze(-2) @ x.unsqueeze(-1)).squeeze(-1) / 8 + 1e-5)),
+        (ROWS,),
+        "matrix-product norm",
+        "write them as a sum or mean",
+    ),
+    "sums by a pointwise convolution": (
+        Formula(lambda x: x * torch.rsqrt(F.conv2d(x * x, torch.full((1, 4, 1, 1), 0.25)) + 1e-5)),
+        (IMAGES,),
+        "matrix-product norm",
+        "write them as a sum or mean",
+    ),
+    "a root by a logarithm": (
+        Formula(lambda x: x * torch.exp(-0.5 * torch.log(x.pow(2).mean(-1, keepdim=True) + 1e-5))),
+        (ROWS,),
+        "logarithmic norm",
+        "write it as a square root",
+    ),
+    # Pre-CRMSNorm: Jiang et al., arXiv:2305.14858, whose last element is minus the sum of the others.
+    "joined": (
+        Formula(
+            lambda x: (
+                x / torch.sqrt(torch.cat([x, -x.sum(-1, keepdim=True)], -1).pow(2).sum(-1, keepdim=True) / 9 + 1e-5)
+            )
+        ),
+        (ROWS,),
+        "joined norm",
+        "and other values together",
+    ),
     "rescaled": (RescaledByOther(), (ROWS, ROWS + 1), "unknown", "a statistic of its own input"),
 }
 
@@ -146,6 +193,7 @@ def quantize(x: Tensor) -> Tensor:
     return torch.round(x / scale) * scale
 
 
+WEIGHT = torch.linspace(-1, 1, 64).reshape(8, 8)
 UNLISTED = {
     "attention": attend,
     "softmax by hand": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
@@ -157,6 +205,10 @@ UNLISTED = {
     "SiLU": F.silu,
     "weighted mean": lambda x: (x * x.sigmoid()).sum(1, keepdim=True) / x.sigmoid().sum(1, keepdim=True),
     "gate": lambda x: x * x.mean(1, keepdim=True).sigmoid(),
+    "Gaussian": lambda x: x * torch.exp(-0.5 * x.pow(2).sum(-1, keepdim=True)),
+    "divided by a layer of squares": lambda x: x / (1.0 + (x * x) @ torch.arange(64.0).reshape(8, 8)),
+    "linear attention": lambda x: (F.elu(x) + 1) / ((F.elu(x) + 1) @ (F.elu(2 * x @ WEIGHT) + 1).sum(1)[:, :, None]),
+    "a softmax of logarithms": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
     "ratio of means": lambda x: x.abs().mean(-1) / (x.pow(2).mean(-1) + 1.0),
 }
 

@@ -18,16 +18,19 @@ WIDTH = 48
 
 
 class Standardized(nn.Conv2d):
-    """Weight standardization: by batch norm's statistics (NF-ResNet's), or by hand."""
+    """Weight standardization: by batch norm's statistics (NF-ResNet's), or by hand, also with an unbiased variance."""
 
-    def __init__(self, by_hand: bool) -> None:
+    def __init__(self, by_hand: bool, unbiased: bool = False) -> None:
         super().__init__(WIDTH, 64, 3)
         self.gain, self.by_hand = nn.Parameter(torch.randn(64, 1, 1, 1)), by_hand
+        self.unbiased = unbiased
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.by_hand:
             d = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-            weight = d / (d.pow(2).mean((1, 2, 3), keepdim=True) + 1e-6).sqrt() * self.gain
+            squares = d.pow(2).mean((1, 2, 3), keepdim=True)
+            variance = self.weight.var((1, 2, 3), keepdim=True) if self.unbiased else squares
+            weight = d / (variance + 1e-6).sqrt() * self.gain
         else:
             rows = self.weight.reshape(1, 64, -1)
             weight = F.batch_norm(
@@ -69,6 +72,8 @@ class Positions(nn.Module):
     [
         (Standardized(False), (1, WIDTH, 5, 5), "weight standardization", {"Conv": 1}),
         (Standardized(True), (1, WIDTH, 5, 5), "weight standardization", {"Conv": 1}),
+        # torch computes n of n/(n − 1) from the shape.
+        (Standardized(True, unbiased=True), (1, WIDTH, 5, 5), "weight standardization", {"Conv": 1}),
         (
             nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 64, 5, groups=2), dim=2),
             (2, 8, 9),
@@ -78,7 +83,7 @@ class Positions(nn.Module):
         (Learned(False), (2, 5), "InstanceNorm", None),
         (Learned(True), (2, 5), "norm of a constant", None),
     ],
-    ids=["batch statistics", "by hand", "weight norm", "instance norm of a constant", "the same by hand"],
+    ids=["batch statistics", "by hand", "unbiased", "weight norm", "instance norm of a constant", "the same by hand"],
 )
 def test_a_norm_of_constants_is_computed_once_and_told_of(
     net: nn.Module, x: tuple[int, ...], kind: str, ops: dict[str, int] | None, tmp_path: str
