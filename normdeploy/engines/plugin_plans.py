@@ -342,15 +342,18 @@ def _plan_ada_group_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     spatial = int(layouts[0] != per_channel)
     common = {"epsilon": attributes["epsilon"], "num_groups": groups, "spatial": spatial}
     splits = p.row_splits((shape[0], groups), (count // groups, *shape[2:]))
+    new: tuple[gs.Node, ...]
     if splits:
         first = p.make_statistics_node(x, 1, groups, splits, 0)
         activation = "silu" if node.op == "AdaGroupNormSiLU" else "none"
         second = p.make_plugin_node(
             "AdaGroupNormApply", [x, first.outputs[0], scale, shift], y, activation=activation, **common
         )
-        new, became = (first, second), "plugins NormStatistics and AdaGroupNormApply"
+        new = (first, second)
+        became = "plugins NormStatistics and AdaGroupNormApply"
     else:
-        new, became = (p.make_plugin_node(node.op, [x, scale, shift], y, **common),), f"plugin {node.op}"
+        new = (p.make_plugin_node(node.op, [x, scale, shift], y, **common),)
+        became = f"plugin {node.op}"
     # A spatial scale varies from position to position, so no position is like another.
     free = (0,) if spatial else (0, *range(2, len(shape)))
     return PluginPlan((node,), (y,), (x, scale, shift), new, shape, free, became)

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims, is_invented_name
 from ..graphs.graph import Graph
-from .node_queries import is_standard_op, silu_nodes, sole_consumer
+from .node_queries import channel_values, is_standard_op, silu_nodes, sole_consumer
 
 # GroupNormalization has one scale per channel from this opset on.
 _SCALE_PER_CHANNEL = 21
@@ -164,7 +164,7 @@ def _read_channel_norm(graph: Graph, node: gs.Node) -> _ChannelNorm | None:
     if dtype is None or dtype.itemsize > 4:
         return None
     groups = _count_groups(graph, node, shape)
-    laid = [_lay_out(graph, t, node.op, len(shape)) for t in node.inputs[1:] if not t.is_empty()]
+    laid = [_lay_out(graph, t, node.op, shape) for t in node.inputs[1:] if not t.is_empty()]
     values = [v for v in laid if v is not None]
     if groups is None or len(values) < len(laid):
         return None
@@ -179,9 +179,13 @@ def _read_channel_norm(graph: Graph, node: gs.Node) -> _ChannelNorm | None:
     )
 
 
-def _lay_out(graph: Graph, t: gs.Tensor, op: str, rank: int) -> np.ndarray | None:
+def _lay_out(graph: Graph, t: gs.Tensor, op: str, shape: Dims) -> np.ndarray | None:
     """Return a constant parameter with the axes of the norm's input, of size 1 where the values are equal."""
-    value = graph.known_value(t) if graph.is_constant(t) else None
+    rank = len(shape)
+    if op == "LayerNormalization" or not isinstance(shape[1], int):
+        value = graph.known_value(t)
+    else:
+        value = channel_values(graph, t, shape[1])
     if value is None:
         return None
     if op == "LayerNormalization":

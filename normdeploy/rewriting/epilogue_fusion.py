@@ -32,7 +32,7 @@ from ..recognition import norm_attributes
 from .adaptive_norms import find_adaptive_norm, write_adaptive_parameters
 from .certification import pair_of, unproved_finding
 from .epilogue_rounding_cases import NormGrouping, make_epilogue_trial
-from .node_queries import constant_number, is_standard_op, silu_nodes, standard_producer
+from .node_queries import channel_values, constant_number, is_standard_op, silu_nodes, standard_producer
 from .proposals import NodeReplacement, Proposal, Remark, RewriteTarget
 from .silu_gates import find_gate, find_gate_before, strip_widening_casts
 
@@ -168,9 +168,9 @@ def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
 
 def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     """Match a GroupNormalization with a scale per channel that only SiLU reads."""
-    if not is_standard_op(node, "GroupNormalization") or not all(map(graph.is_constant, node.inputs[1:])):
+    if not is_standard_op(node, "GroupNormalization"):
         return None
-    x, scale, bias = node.inputs
+    x, *parameters = node.inputs
     shape = graph.shape(x)
     attrs = graph.attrs(node)
     y = node.outputs[0]
@@ -180,9 +180,10 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         or shape is None
         or len(shape) < 3
         or not isinstance(shape[1], int)
-        or graph.shape(scale) != (shape[1],)
+        or any(channel_values(graph, t, shape[1]) is None for t in parameters)
     ):
         return None
+    scale, bias = (_stored_parameter(graph, t, shape[1]) for t in parameters)
     epsilon = float(attrs.get("epsilon", 1e-5))
     groups = int(attrs["num_groups"])
     given: dict[str, float | int] = {
@@ -202,6 +203,13 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         node.op,
         behind=" ".join(n.op for n in activation),
     )
+
+
+def _stored_parameter(graph: Graph, t: gs.Tensor, channels: int) -> gs.Tensor:
+    """Return a parameter as a constant. torch computes the parameters of a norm without weights from a shape."""
+    if graph.is_constant(t):
+        return t
+    return graph.add_constant(f"{t.name}_stored", channel_values(graph, t, channels), graph.dtype(t))
 
 
 def _match_adaptive_norm(graph: Graph, node: gs.Node) -> EpilogueFusion | None:

@@ -95,7 +95,7 @@ def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset:
     """Build the function that makes the trial of the first output's rewrite (`rounding_verdicts.make_trial_of`).
 
     Args:
-        scale: the constant scale; None if it is 1 + s with s the second leaf.
+        scale: the constant scale; None if it is 1, or 1 + s with s the second leaf.
 
     Returns:
         a function of (rewrites, number of the trial).
@@ -107,7 +107,12 @@ def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset:
         if given is None or dtype is None:
             return None
         x, *others = given.leaves
-        gain = float(np.abs(1 + others[0] if scale is None else scale).max())
+        if scale is not None:
+            gain = float(np.abs(scale).max())
+        elif grouping.scaled:
+            gain = 1.0
+        else:
+            gain = float(np.abs(1 + others[0]).max())
         if grouping.scaled:
             gain *= float(np.abs(others[0]).max())
         if grouping.gate:

@@ -72,6 +72,22 @@ def silu_nodes(graph: Graph, y: gs.Tensor) -> tuple[gs.Node, ...]:
     return gate, product
 
 
+def channel_values(graph: Graph, t: gs.Tensor, channels: int) -> np.ndarray | None:
+    """Read a parameter with one number for each channel.
+
+    torch fills the parameters of a norm without weights by ConstantOfShape, whose size comes from the input's shape.
+
+    Returns:
+        float64 array of shape (channels,); None if the values depend on data or have another size.
+    """
+    value: np.ndarray | None = graph.known_value(t)
+    if value is None and graph.shape(t) in ((channels,), (None,)):
+        filling = standard_producer(graph, t, "ConstantOfShape")
+        if filling is not None:
+            value = np.full(channels, np.asarray(graph.attrs(filling).get("value", 0.0), np.float64).reshape(()))
+    return value if value is not None and value.shape == (channels,) else None
+
+
 def constant_number(graph: Graph, t: gs.Tensor) -> float | None:
     """Read a constant of one element.
 

@@ -179,6 +179,20 @@ JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
         "y",
         "n = LayerNormalization<axis = 1, epsilon = 1e-3>(x, one) m = Mul(n, s) y = Add(m, t)",
     ),
+    "SiLU without weights": (
+        "GroupNormSiLU",
+        IMAGE,
+        "y",
+        "c = Shape<start = 1, end = 2>(x) k = ConstantOfShape<value = float[1] {1.0}>(c) z = ConstantOfShape(c)"
+        f" n = {GN}(x, k, z) e = Sigmoid(n) y = Mul(n, e)",
+    ),
+    "adaptive without weights": (
+        "AdaGroupNorm",
+        EMBEDDED,
+        "y",
+        "c = Shape<start = 1, end = 2>(x) k = ConstantOfShape<value = float[1] {1.0}>(c) z = ConstantOfShape(c)"
+        f" n = {GN}(x, k, z) m = Mul(n, s) y = Add(m, t)",
+    ),
     "spatial": (
         "AdaGroupNorm",
         SPATIAL,
