@@ -281,6 +281,9 @@ def node_constant(node: onnx.NodeProto, constants: Arrays) -> np.ndarray | None:
     """
     if node.op_type == "Constant" and node.domain in STANDARD:
         for attribute in node.attribute:
+            # In a function's body, each call states the value.
+            if attribute.ref_attr_name:
+                return None
             if attribute.name in ("value_float", "value_int", "value_floats", "value_ints"):
                 return np.atleast_1d(onnx.helper.get_attribute_value(attribute))
             if attribute.name == "value" and math.prod(attribute.t.dims) <= _FEW:

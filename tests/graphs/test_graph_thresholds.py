@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from normdeploy.graphs.function_ops import attach_functions
 from normdeploy.graphs.graph_thresholds import GraphThresholds, find_thresholds
 from normdeploy.graphs.threshold_inputs import draw_special_values, draw_threshold_values
 from normdeploy.model import Dim, InputSpec
@@ -53,6 +54,20 @@ def test_edges_of_a_body_are_those_of_what_it_reads() -> None:
         nine=9.0,
     )
     assert find_thresholds(proto).values["x"] == (5.0, 9.0)
+
+
+@pytest.mark.parametrize("op", ["RMSNorm<axes = [-1], epsilon = 1e-5, stash_type = 1>(d, w)", "AdaGroupNorm"])
+def test_edges_in_front_of_an_own_op_are_found(op: str) -> None:
+    """The body reads its attributes from the call, so its constants have no value of their own."""
+    if op == "AdaGroupNorm":
+        op = "AdaGroupNorm<epsilon = 1e-5, num_groups = 2>(d, d, d)"
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "normdeploy": 1]> net (int64[2,4,1] i) => (float[2,4,8] y)'
+        " <float[9,8] table, float[8] w, int64 four = {4}> {"
+        f" c = Min(i, four) s = Squeeze(c) g = Gather(table, s) d = Identity(g) y = normdeploy.{op} }}"
+    )
+    attach_functions(proto, 21)
+    assert 4.0 in find_thresholds(proto).values["i"]
 
 
 def test_edges_of_an_input_that_is_a_size_are_noted() -> None:
