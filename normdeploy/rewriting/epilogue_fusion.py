@@ -175,15 +175,11 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     attrs = graph.attrs(node)
     y = node.outputs[0]
     activation = silu_nodes(graph, y)
-    if (
-        not activation
-        or shape is None
-        or len(shape) < 3
-        or not isinstance(shape[1], int)
-        or any(channel_values(graph, t, shape[1]) is None for t in parameters)
-    ):
+    if not activation or shape is None or len(shape) < 3 or not isinstance(shape[1], int):
         return None
     scale, bias = (_stored_parameter(graph, t, shape[1]) for t in parameters)
+    if scale is None or bias is None:
+        return None
     epsilon = float(attrs.get("epsilon", 1e-5))
     groups = int(attrs["num_groups"])
     given: dict[str, float | int] = {
@@ -205,11 +201,15 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     )
 
 
-def _stored_parameter(graph: Graph, t: gs.Tensor, channels: int) -> gs.Tensor:
-    """Return a parameter as a constant. torch computes the parameters of a norm without weights from a shape."""
-    if graph.is_constant(t):
-        return t
-    return graph.add_constant(f"{t.name}_stored", channel_values(graph, t, channels), graph.dtype(t))
+def _stored_parameter(graph: Graph, t: gs.Tensor, channels: int) -> gs.Tensor | None:
+    """Return a parameter as a constant with one number for each channel; None if it is something else.
+
+    torch computes the parameters of a norm without weights from a shape.
+    """
+    value = channel_values(graph, t, channels)
+    if value is None or graph.is_constant(t):
+        return t if value is not None else None
+    return graph.add_constant(f"{t.name}_stored", value, graph.dtype(t))
 
 
 def _match_adaptive_norm(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
