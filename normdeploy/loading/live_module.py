@@ -48,6 +48,7 @@ from .torch_func import inline_vmap, is_derivative_failure, make_derivative_erro
 from .torch_pickles import first_line
 from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
+from .traceable_models import add_default_inputs
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 from .transformers_switches import set_traceable_switches
 
@@ -79,7 +80,8 @@ def from_module(
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
         dynamic_shapes: dynamic dims as for ``torch.export.export``, instead of names in ``inputs``.
         inputs: dtypes, shapes and dynamic dims of the tensors, such as ``ids:int64[batch,seq]{0:30522}``. Use the names
-            of forward's parameters, or state all inputs in order under new names.
+            of forward's parameters, or state all inputs in order under new names. Without inputs and examples, a
+            transformers model gets the inputs of its folder.
         eval: True switches the copy to eval mode.
         shared: True lets the copy's parameters share the module's memory. The module must then not change while the
             traced model is used.
@@ -185,6 +187,8 @@ def trace_module(
     module.requires_grad_(False)
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
+    if not (args or kwargs or dynamic_shapes is not None):
+        wishes = add_default_inputs(module, wishes)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims were passed twice, as names in inputs and as dynamic_shapes: pass one of them")
     if dynamic_shapes is not None and not (args or kwargs):
