@@ -217,6 +217,7 @@ def trace_module(
         taken=traced.taken,
         written=written,
         notes=traced.notes,
+        fixed=traced.fixed,
     )
     drop_guessed_asserts(model, lambda: copy_module(module))
     return model
@@ -233,12 +234,14 @@ class _Trace:
     Attributes:
         taken: dim name -> source of its largest size, as in `build_input_specs`.
         notes: about dims that the model fixes.
+        fixed: these dims, in the notation of ``--dim``.
     """
 
     program: torch.export.ExportedProgram
     inputs: tuple[InputSpec, ...]
     taken: dict[str, str]
     notes: tuple[str, ...]
+    fixed: tuple[str, ...]
 
 
 def _trace_fixing_dims(
@@ -320,7 +323,9 @@ def _trace_once(
     specs, taken = build_input_specs(
         program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
     )
-    return _Trace(program, specs, taken, tuple(dict.fromkeys(wishes.fixed.values())))
+    notes = tuple(dict.fromkeys(wishes.fixed.values()))
+    fixed = tuple(f"{name}={size}:{size}:{size}" for name, size in wishes.fixed_sizes.items())
+    return _Trace(program, specs, taken, notes, fixed)
 
 
 def _export_with_made_example(
@@ -351,6 +356,10 @@ def _export_widest(
         return export_narrowing(module, call, wider, dynamic_shapes)
     except (ExportError, InputError) as error:
         first = error
+    # A dim that the model fixes to one size has this size in any range. If nobody demands more, the dim becomes static
+    # without a second try, because one trace of a model with long loops takes half a minute.
+    if isinstance(first, FixedDimError) and first.size is not None and first.name in wishes.assumed:
+        raise first
     try:
         return export_narrowing(module, call, wishes, dynamic_shapes)
     except (ExportError, InputError) as error:
