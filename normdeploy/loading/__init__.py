@@ -40,7 +40,7 @@ from .signed_code import import_only_signed
 from .state_dicts import State, fill_module, find_state_dict, read_safetensors
 from .torch_pickles import join_names, unpickle_data, unpickle_fully
 from .torchscript_weights import ScriptWeights, read_torchscript
-from .traceable_models import unstated_ranges
+from .traceable_models import request_inputs
 from .train_mode_checks import require_eval_graph
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
@@ -130,7 +130,7 @@ def load(
         "key": key,
         "imports": list(imports),
         "inputs": list(inputs),
-        "dims": list(dims),
+        "dims": [*dims, *loaded.fixed],
         "eval": eval,
         "task": task,
         "part": part,
@@ -182,7 +182,7 @@ def load_parts(
         own = [text for text, name in names.items() if name in known[part]]
         with _import_from_cwd(bool(imports or trust)):
             model = _model_from_folder(path, folder.prepare_part(part), (), own, False)
-        flags = {"imports": list(imports), "dims": own, "task": task, "part": part}
+        flags = {"imports": list(imports), "dims": [*own, *model.fixed], "task": task, "part": part}
         yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
 
 
@@ -291,17 +291,7 @@ def _model_from_folder(
     path: Path, folder: PreparedFolder, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
 ) -> LoadedModel:
     ready = folder.prepared
-    wishes = parse_input_request(inputs or ready.inputs, dims)
-    stated = {name: wishes.dims[name].max for name in wishes.stated} | {
-        name: dim.max for name, dim in wishes.single.items()
-    }
-    if not inputs:
-        ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
-    else:
-        ranges = []
-    request = parse_input_request(inputs or ready.inputs, [*dims, *ranges])
-    if not inputs:
-        request = replace(request, assumed=frozenset(request.dims) - wishes.stated)
+    request = request_inputs(ready, inputs, dims)
     loaded = trace_module(ready.module, (), {}, request, eval_mode=eval_mode, kind=FileKind.HUGGINGFACE)
     require_complete_weights(path, folder.missing, find_used_parameters(loaded.program))
     return loaded

@@ -48,19 +48,19 @@ def choose_fixed_size(dim: Dim) -> int:
     return max(dim.min, min(_FIXED.get(dim.name or "", dim.opt), dim.max))
 
 
-def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
+def infer_default_inputs(model: nn.Module, folder: Path | None) -> tuple[list[str], dict[str, str]]:
     """Infer the inputs of ``model``.
 
     Args:
         model: a model of transformers, with its ``config``.
-        folder: may contain ``preprocessor_config.json``, which states the image size.
+        folder: may contain ``preprocessor_config.json``, which states the image size. None for a model in memory.
 
     Returns:
         Inputs in the notation of ``--input``, and dim name -> range in the notation of ``--dim``, for dims that need a
         special range.
     """
     parameters = inspect.signature(model.forward).parameters
-    preprocessor = read_preprocessor(folder)
+    preprocessor = read_preprocessor(folder) if folder is not None else {}
     config = config_of(model)
     shapes: dict[str, str] = {}
     ranges: dict[str, str] = {}

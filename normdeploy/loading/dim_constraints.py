@@ -23,12 +23,14 @@ class FixedDimError(InputError):
     Attributes:
         name: of the dim; "" if the message tells of several attempts.
         place: in the model, as `size_conditions.describe_location` describes it; "" if unknown.
+        size: the only size that the trace takes, whatever the range; None if a narrower range may be dynamic.
     """
 
-    def __init__(self, message: str, name: str = "", place: str = "") -> None:
+    def __init__(self, message: str, name: str = "", place: str = "", size: int | None = None) -> None:
         super().__init__(message)
         self.name = name
         self.place = place
+        self.size = size
 
 
 def _parse_suggested_fixes(message: str) -> dict[str, str]:
@@ -72,6 +74,7 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
                 "fixes it",
                 name,
                 place,
+                int(fix),
             )
         if name in dims and fix in dims:
             raise InputError(

@@ -48,6 +48,7 @@ from .torch_func import inline_vmap, is_derivative_failure, make_derivative_erro
 from .torch_pickles import first_line
 from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
+from .traceable_models import add_default_inputs
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 from .transformers_switches import set_traceable_switches
 
@@ -79,7 +80,8 @@ def from_module(
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
         dynamic_shapes: dynamic dims as for ``torch.export.export``, instead of names in ``inputs``.
         inputs: dtypes, shapes and dynamic dims of the tensors, such as ``ids:int64[batch,seq]{0:30522}``. Use the names
-            of forward's parameters, or state all inputs in order under new names.
+            of forward's parameters, or state all inputs in order under new names. Without inputs and examples, a
+            transformers model gets the inputs of its folder.
         eval: True switches the copy to eval mode.
         shared: True lets the copy's parameters share the module's memory. The module must then not change while the
             traced model is used.
@@ -185,6 +187,8 @@ def trace_module(
     module.requires_grad_(False)
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
+    if not (args or kwargs or dynamic_shapes is not None):
+        wishes = add_default_inputs(module, wishes)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims were passed twice, as names in inputs and as dynamic_shapes: pass one of them")
     if dynamic_shapes is not None and not (args or kwargs):
@@ -213,6 +217,7 @@ def trace_module(
         taken=traced.taken,
         written=written,
         notes=traced.notes,
+        fixed=traced.fixed,
     )
     drop_guessed_asserts(model, lambda: copy_module(module))
     return model
@@ -229,12 +234,14 @@ class _Trace:
     Attributes:
         taken: dim name -> source of its largest size, as in `build_input_specs`.
         notes: about dims that the model fixes.
+        fixed: these dims, in the notation of ``--dim``.
     """
 
     program: torch.export.ExportedProgram
     inputs: tuple[InputSpec, ...]
     taken: dict[str, str]
     notes: tuple[str, ...]
+    fixed: tuple[str, ...]
 
 
 def _trace_fixing_dims(
@@ -316,7 +323,9 @@ def _trace_once(
     specs, taken = build_input_specs(
         program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
     )
-    return _Trace(program, specs, taken, tuple(dict.fromkeys(wishes.fixed.values())))
+    notes = tuple(dict.fromkeys(wishes.fixed.values()))
+    fixed = tuple(f"{name}={size}:{size}:{size}" for name, size in wishes.fixed_sizes.items())
+    return _Trace(program, specs, taken, notes, fixed)
 
 
 def _export_with_made_example(
@@ -347,6 +356,10 @@ def _export_widest(
         return export_narrowing(module, call, wider, dynamic_shapes)
     except (ExportError, InputError) as error:
         first = error
+    # A dim that the model fixes to one size has this size in any range. If nobody demands more, the dim becomes static
+    # without a second try, because one trace of a model with long loops takes half a minute.
+    if isinstance(first, FixedDimError) and first.size is not None and first.name in wishes.assumed:
+        raise first
     try:
         return export_narrowing(module, call, wishes, dynamic_shapes)
     except (ExportError, InputError) as error:

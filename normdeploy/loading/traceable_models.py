@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import nn
 from ..errors import InputError
 from .default_inputs import infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
-from .input_request import parse_input_request
+from .input_request import InputRequest, parse_input_request
 from .key_value_cache import (
     cache_tensor_names,
     flatten_both_caches,
@@ -269,6 +269,46 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
         new="decoder_seq",
         positions=_position_limit(model),
     )
+
+
+def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[str]) -> InputRequest:
+    """Request the user's inputs, or the model's default inputs if the user states none.
+
+    Args:
+        inputs, dims: texts of ``--input`` and ``--dim``.
+
+    Returns:
+        The request. Dims of default inputs are assumed unless the user states their ranges.
+
+    Raises:
+        InputError: a text can't be parsed, or as for ``unstated_ranges``.
+    """
+    if inputs:
+        return parse_input_request(inputs, dims)
+    wishes = parse_input_request(ready.inputs, dims)
+    stated = {name: wishes.dims[name].max for name in wishes.stated} | {
+        name: dim.max for name, dim in wishes.single.items()
+    }
+    ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
+    request = parse_input_request(ready.inputs, [*dims, *ranges])
+    return replace(request, assumed=frozenset(request.dims) - wishes.stated)
+
+
+def add_default_inputs(module: nn.Module, wishes: InputRequest) -> InputRequest:
+    """Give a transformers model in memory the inputs of its folder, if ``wishes`` have no inputs.
+
+    Returns:
+        The request; ``wishes`` if it has inputs, or if the module is no transformers model.
+
+    Raises:
+        InputError: as for ``request_inputs``.
+    """
+    if wishes.inputs or not isinstance(getattr(getattr(module, "config", None), "model_type", None), str):
+        return wishes
+    inputs, ranges = infer_default_inputs(module, None)
+    stated = wishes.dims | wishes.single
+    dims = [f"{name}={dim.min}:{dim.opt}:{dim.max}" for name, dim in stated.items()]
+    return request_inputs(TraceableModel(module, inputs, ranges), (), dims) if inputs else wishes
 
 
 def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[str, str]:

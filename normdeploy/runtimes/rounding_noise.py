@@ -14,6 +14,11 @@ convolution with a bias), most roundings of the running sums go in the same dire
 in the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2). This error depends on the
 data, so `float32_sum_error` computes it: it adds the row up as such a kernel does.
 
+Operators that order values (topk, sort, argmax) choose by scores whose error is up to `CHOICE_MARGIN` times the drawn
+error. The reason: outputs of another correct evaluation may be so far away (`compare.error_bounds`), so its scores may
+be too, and a near-tie that small roundings never reverse may be reversed there. Only the order is changed in this way;
+the ordered values keep the drawn error.
+
 A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). All bins of a frame have the same
 rounding error, even bins in which the products cancel.
 """
@@ -29,6 +34,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..dtypes import UNIT_ROUNDOFF
+from ..model import LoadedModel
 from ..types import Arrays
 from . import RunResult
 from .data_independent import DataIndependent
@@ -78,6 +84,10 @@ _AS_OPERAND = split_op_names("silu gelu mish hardswish softplus log_sigmoid sin 
 _ORDERS = split_op_names("topk sort argsort argmax argmin kthvalue")
 _ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1"}
 _ALIASES |= {"special_log1p": "log1p", "special_log_softmax": "log_softmax", "special_softmax": "softmax"}
+# Those of them whose results are the indices of whole rows, or the sorted values with their indices.
+_INDEXING = split_op_names("topk sort argsort argmax argmin")
+# Error of the scores by which another correct evaluation chooses, in units of the drawn error.
+CHOICE_MARGIN = 4
 # Absolute noise that separates equal zeros. It is too small to change any other number.
 _APART = 1e-300
 # Operators that return numbers below the smallest normal number even for ordinary operands.
@@ -97,6 +107,34 @@ LANES = 8
 class RoundingRunner(Float64Runner):
     """``Float64Runner`` that can also run with random roundings."""
 
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__(model)
+        self._orders = any(_op_name(node) in _INDEXING for node in self._graph.graph.nodes)
+        # Inputs of the last exact run, and the scores that its ordering operators read.
+        self._seen: Arrays | None = None
+        self._scores: dict[torch.fx.Node, torch.Tensor] = {}
+
+    def infer(self, feeds: Arrays) -> RunResult:
+        """Run the model once in float64, and keep the scores by which it chooses.
+
+        Returns:
+            Output name -> array; floating outputs are float64.
+
+        Raises:
+            InputError, NormdeployError: as for ``Float64Runner.infer``.
+        """
+        if not self._orders:
+            return super().infer(feeds)
+        plain = self._interpreter
+        scores: dict[torch.fx.Node, torch.Tensor] = {}
+        self._interpreter = partial(_ScoreRecorder, settled=self._settled, scores=scores)  # type: ignore[assignment]
+        try:
+            outputs = super().infer(feeds)
+        finally:
+            self._interpreter = plain
+        self._seen, self._scores = feeds, scores
+        return outputs
+
     def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
         """Run the model once with random roundings, different ones for each ``seed``.
 
@@ -110,27 +148,65 @@ class RoundingRunner(Float64Runner):
         Raises:
             InputError, NormdeployError: as for ``infer``.
         """
+        if self._orders and half is None and self._seen is not feeds:
+            self.infer(feeds)
         plain = self._interpreter
         # In half precision, kernels differ in which intermediate results they round.
         if half is None:
             settled = self._settled
         else:
             settled = DataIndependent[torch.fx.Node]()
-        self._interpreter = partial(_RoundingInterpreter, half=half, seed=seed, settled=settled)  # type: ignore[assignment]
+        scores = self._scores if half is None else {}
+        self._interpreter = partial(  # type: ignore[assignment]
+            _RoundingInterpreter, half=half, seed=seed, settled=settled, scores=scores
+        )
         try:
-            return self.infer(feeds)
+            return super().infer(feeds)
         finally:
             self._interpreter = plain
+
+
+class _ScoreRecorder(WideningInterpreter):
+    """Interpreter that keeps the operands of operators that order values."""
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        settled: DataIndependent[torch.fx.Node],
+        scores: dict[torch.fx.Node, torch.Tensor],
+    ) -> None:
+        super().__init__(module, settled)
+        self._scores = scores
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node, and keep its operand if it orders values.
+
+        Returns:
+            The node's value.
+        """
+        if _op_name(n) in _INDEXING and isinstance(n.args[0], torch.fx.Node):
+            read = self.env[n.args[0]]
+            if _is_floating_tensor(read):
+                self._scores[n] = read
+        return super().run_node(n)
 
 
 class _RoundingInterpreter(WideningInterpreter):
     """Interpreter that disturbs operands and results of each operator by random roundings."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int, settled: DataIndependent[torch.fx.Node]
+        self,
+        module: torch.fx.GraphModule,
+        half: torch.dtype | None,
+        seed: int,
+        settled: DataIndependent[torch.fx.Node],
+        scores: dict[torch.fx.Node, torch.Tensor],
     ) -> None:
         super().__init__(module, settled)
         self._half = half
+        # Node that orders values -> its operand without roundings.
+        self._scores = scores
+        self._node: torch.fx.Node | None = None
         self._op = ""
         self._unit = 0.0
         # SFC64 is three times as fast as torch's generator.
@@ -142,13 +218,8 @@ class _RoundingInterpreter(WideningInterpreter):
         Returns:
             The node's value.
         """
-        schema = getattr(n.target, "_schema", None)
-        # An operator that writes to its operand has no separate result to disturb.
-        if schema is None or schema.is_mutable:
-            self._op = ""
-        else:
-            self._op = schema.name.partition("::")[2].removesuffix("_copy")
-        self._op = _ALIASES.get(self._op, self._op)
+        self._node = n
+        self._op = _op_name(n)
         if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node):
             value = n.args[0].meta.get("val")
         else:
@@ -187,6 +258,8 @@ class _RoundingInterpreter(WideningInterpreter):
         Returns:
             The disturbed result.
         """
+        if self._op in _INDEXING:
+            return self._choose(target, args, kwargs)
         result = super().call_function(target, args, kwargs)
         if self._op in _ORDERS:
             return result
@@ -228,6 +301,22 @@ class _RoundingInterpreter(WideningInterpreter):
         if isinstance(result, tuple | list):
             return type(result)(self._add_result_noise(value, args) for value in result)
         return self._add_result_noise(result, args)
+
+    def _choose(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Order values by scores that are `CHOICE_MARGIN` times as far from the exact scores as the drawn ones."""
+        drawn = args[0]
+        exact = self._scores.get(self._node) if self._node is not None else None
+        if exact is None or exact.shape != drawn.shape:
+            return super().call_function(target, args, kwargs)
+        away = (CHOICE_MARGIN - 1) * (drawn - exact)
+        scores = drawn + away.nan_to_num_(0.0, 0.0, 0.0)
+        result = super().call_function(target, (scores, *args[1:]), kwargs)
+        if not isinstance(result, tuple):
+            return result
+        places = [argument.name for argument in target._schema.arguments]
+        place = places.index("dim")
+        stated = args[place] if place < len(args) else target._schema.arguments[place].default_value
+        return torch.take_along_dim(drawn, result[1], kwargs.get("dim", stated)), result[1]
 
     def _add_result_noise(self, value: Any, args: Any) -> Any:
         """Add the roundings of the current operator, with arguments ``args``, to one of its results."""
@@ -342,6 +431,17 @@ class _RoundingInterpreter(WideningInterpreter):
         return max(
             (torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0
         )
+
+
+def _op_name(node: torch.fx.Node) -> str:
+    """Return the name of the node's operator; "" for other nodes, and for operators that write to their operands, which
+    have no separate result.
+    """
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return ""
+    name = schema.name.partition("::")[2].removesuffix("_copy")
+    return _ALIASES.get(name, name)
 
 
 def sum_roundings(terms: float) -> float:

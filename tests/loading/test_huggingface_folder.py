@@ -412,6 +412,7 @@ def test_dim_that_the_model_fixes_is_static_and_noted(module: type[nn.Module]) -
     (note,) = model.notes
     assert note.startswith("the file has the fixed size seq=20: the model's code fixes it")
     assert "--dim seq=N:N:N" in note
+    assert model.fixed == ("seq=20:20:20",)
 
 
 class Causal(Steps):
@@ -433,6 +434,20 @@ def test_dim_is_not_fixed_where_a_narrower_range_works() -> None:
     model = trace_module(Causal().eval(), (), {}, _own_request(), kind="test")
     assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "seq=1:8:64"]
     assert model.notes == ()
+
+
+def test_fixed_dim_costs_one_more_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrower range does not free a dim that has one size, and a trace of a model with long loops takes long."""
+    traces = []
+    export = torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        traces.append(kwargs["dynamic_shapes"])
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    trace_module(Steps().eval(), (), {}, _own_request(), kind="test")
+    assert len(traces) == 2
 
 
 def test_fixed_size_is_one_at_which_the_model_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.errors import ExportError
+from normdeploy.errors import ExportError, InputError
 from normdeploy.loading import from_module
 from normdeploy.loading.transformers_switches import set_traceable_switches
 
-IDS = "ids:int64[batch,seq]"
+IDS = "input_ids:int64[batch,seq]"
 
 
 class Cache:
@@ -33,8 +34,8 @@ class Decoder(nn.Module):
         self.config = SimpleNamespace(use_cache=True)
         self.table, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
 
-    def forward(self, ids: torch.Tensor, use_cache: bool | None = None) -> dict[str, Any]:
-        x = self.norm(self.table(ids))
+    def forward(self, input_ids: torch.Tensor, use_cache: bool | None = None) -> dict[str, Any]:
+        x = self.norm(self.table(input_ids))
         cached = self.config.use_cache if use_cache is None else use_cache
         return {"logits": x} | ({"past_key_values": Cache(x)} if cached else {})
 
@@ -46,8 +47,8 @@ class Wrapper(nn.Module):
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, ids: torch.Tensor) -> Any:
-        return self.decoder(ids)
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return self.decoder(input_ids)
 
 
 @pytest.mark.parametrize("wrap", [lambda decoder: decoder, Wrapper], ids=["alone", "inside"])
@@ -65,7 +66,7 @@ def test_cache_of_a_live_module_is_no_output(wrap: Any) -> None:
 def test_cache_that_the_call_asks_for_is_named() -> None:
     ids = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ExportError, match=r"returns Cache, .*use_cache=False"):
-        from_module(Decoder().eval(), kwargs={"ids": ids, "use_cache": True})
+        from_module(Decoder().eval(), kwargs={"input_ids": ids, "use_cache": True})
 
 
 @pytest.fixture
@@ -94,14 +95,14 @@ class Experts(nn.Module):
             raise ValueError(f"{name} is not supported")
         self.config.implementation = name
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.table(ids)).flatten(0, 1)
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(input_ids)).flatten(0, 1)
         experts = self.route(x).argmax(-1)
         if self.config.implementation == "grouped_mm":
             y = self._grouped(x, self.weights, experts)
         else:
             y = torch.bmm(x[:, None], self.weights[experts])[:, 0]
-        return y.unflatten(0, ids.shape)
+        return y.unflatten(0, input_ids.shape)
 
 
 @pytest.mark.parametrize("wrap", [lambda experts: experts, Wrapper], ids=["alone", "inside"])
@@ -137,3 +138,20 @@ def test_attention_with_a_bias_is_written_out(config: dict[str, Any], chosen: st
     module.set_attn_implementation = lambda name: setattr(module, "attention", name)
     set_traceable_switches(module)
     assert module.attention == chosen
+
+
+@pytest.mark.parametrize("dims", [(), ("seq=1:4:8",)], ids=["default", "stated"])
+def test_live_decoder_without_inputs_has_the_inputs_of_its_folder(dims: tuple[str, ...], tmp_path: Path) -> None:
+    module = Decoder().eval()
+    module.config = SimpleNamespace(use_cache=True, model_type="decoder", max_position_embeddings=20)
+    result = normdeploy.export(module, output=tmp_path / "m.onnx", dims=dims)
+    assert [value.name for value in result.proto.graph.input] == ["input_ids"]
+    assert [value.name for value in result.proto.graph.output] == ["logits"]
+    loaded = from_module(module, dims=dims)
+    assert [str(dim) for dim in loaded.inputs[0].shape] == ["batch=1:8:64", "seq=1:4:8" if dims else "seq=1:8:20"]
+    assert normdeploy.verify(module, tmp_path / "m.onnx")
+
+
+def test_live_module_of_another_kind_still_needs_inputs() -> None:
+    with pytest.raises(InputError, match=r"Decoder needs example inputs"):
+        from_module(Decoder().eval())

@@ -84,7 +84,7 @@ def export(call: ExportCall) -> ExportResult:
     Args:
         source: a model file or folder, a live module or an exported program; it is not changed.
         args: example arguments of a live module: a tuple, one tensor, or a mapping from forward's parameters.
-        kwargs: example keyword arguments.
+        kwargs: example keyword arguments. A transformers model needs neither examples nor ``inputs``.
         output: path of the ONNX file; None returns the model in memory only.
         opset: 18 to 25; None means 21. If the node of a norm needs a newer opset, the file gets this opset, and a note
             says so.

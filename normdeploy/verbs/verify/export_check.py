@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
 
-from ...compare.element_errors import absolute_difference
 from ...compare.number_text import format_pair
 from ...compare.perturbation import find_unexplained, regrouping_error
 from ...errors import ExportError, NormdeployError
@@ -22,18 +22,16 @@ from ...model import LoadedModel, ModelSignature
 from ...option_values import TENSORRT
 from ...rewriting import perturbed_model
 from ...runtimes import RunResult
-from ...runtimes.rounding_noise import FLOAT32, RoundingRunner
+from ...runtimes.rounding_noise import FLOAT32
 from ...runtimes.torch_runners import EagerRunner
 from ...types import Arrays
 from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
+from .rounding_effect import RoundingEffect
 
 _MOST_PARAMETERS = 2**28
 # Maximum seconds of one run.
 _MOST_SECONDS = 2.0
-# Number of runs with random roundings. They are made only if outputs differ, to find ties that may be rounded to either
-# side.
-_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -151,17 +149,19 @@ def require_expected_outputs(
             continue
         model = model or reload()
         try:
-            moved = _measure_rounding(model, run, wanted.unit)
+            effect = RoundingEffect(model, run.feeds, wanted.unit, run.outputs)
+            message = effect.find_beyond(partial(_describe_difference, run, given, wanted.relative))
         except NormdeployError as error:
             notes.append(
                 _unchecked_note(f"outputs differ at {run.sizes}, and the effect of rounding is unknown: {error}")
             )
             continue
-        message = _describe_difference(run, given, wanted.relative, moved)
         accurate = expand_group_norms(proto) if message and runtime in TENSORRT else None
         if accurate is not None:
             values = perturbed_model.PerturbableModel(accurate).run_perturbed(run.feeds)
-            if not _describe_difference(run, dict(zip(run.outputs, values, strict=True)), wanted.relative, moved):
+            if not _describe_difference(
+                run, dict(zip(run.outputs, values, strict=True)), wanted.relative, effect.moved
+            ):
                 notes.append(
                     f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file matches PyTorch"
                 )
@@ -197,18 +197,6 @@ def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str,
 
 def _describe_sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its sizes"
-
-
-def _measure_rounding(model: LoadedModel, run: ReferenceRun, unit: float) -> RunResult:
-    """Measure how much rounding may change each element of each output."""
-    reference = RoundingRunner(model)
-    exact = reference.infer(run.feeds)
-    moved = {output: absolute_difference(value, run.outputs[output]) for output, value in exact.items()}
-    for seed in range(_DRAWS):
-        for drawn in (reference.run_rounded(run.feeds, seed), reference.run_perturbed(run.feeds, unit, seed)):
-            for output, value in exact.items():
-                moved[output] = np.maximum(moved[output], absolute_difference(drawn[output], value))
-    return moved
 
 
 def _describe_difference(

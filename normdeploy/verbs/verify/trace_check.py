@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from ...compare.element_errors import absolute_difference
 from ...compare.number_text import format_pair
 from ...compare.perturbation import find_unexplained, regrouping_error
 from ...errors import InputError
@@ -20,14 +20,11 @@ from ...inputs.input_cases import SMALL
 from ...loading.live_module import unwrap_module
 from ...model import LoadedModel
 from ...runtimes import RunResult
-from ...runtimes.rounding_noise import RoundingRunner
 from ...runtimes.torch_runners import EagerRunner, ModuleRunner
 from ...types import Array, Arrays
 from .compute_budget import BudgetClock
 from .reference_models import model_unit_roundoff
-
-# Number of evaluations with random roundings. They bound the difference between two correct evaluations.
-_DRAWS = 3
+from .rounding_effect import RoundingEffect
 
 
 @dataclass(frozen=True)
@@ -98,22 +95,12 @@ class _RoundingComparison:
         still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
         if self._find_beyond_rounding(one, other, still) is None:
             return None
-        return self._find_beyond_rounding(one, other, self._measure_rounding(feeds))
+        effect = RoundingEffect(self._model, feeds, self._unit)
+        return effect.find_beyond(partial(self._find_beyond_rounding, one, other))
 
     def _find_beyond_rounding(self, one: RunResult, other: RunResult, moved: RunResult) -> _OutputDifference | None:
         every = (_compare_outputs(output, one[output], other[output], moved[output], self._relative) for output in one)
         return next(filter(None, every), None)
-
-    def _measure_rounding(self, feeds: Arrays) -> RunResult:
-        """Measure, for each output, the change of each element under random roundings."""
-        reference = RoundingRunner(self._model)
-        exact = reference.infer(feeds)
-        moved = {output: np.zeros(np.shape(value)) for output, value in exact.items()}
-        for seed in range(_DRAWS):
-            drawn = reference.run_perturbed(feeds, self._unit, seed)
-            for output, value in exact.items():
-                moved[output] = np.maximum(moved[output], absolute_difference(drawn[output], value))
-        return moved
 
 
 def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Arrays]]:
