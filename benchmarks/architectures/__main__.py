@@ -7,7 +7,8 @@ the plain file.
 
 Each row is stored in ``benchmarks/results/architectures.json`` as soon as it is measured, and ``architectures.md`` is
 written from the rows. An interrupted run, or a run of a slice, continues after the last row. Existing rows are measured
-again only if they are named, or with ``--again``. ``--results FILE.json`` stores the rows in another file.
+again only if they are named, or with ``--again``. ``--for-seconds N`` starts no row after N seconds. ``--results
+FILE.json`` stores the rows in another file.
 
 Each architecture runs in a separate process with a time limit (``--limit`` seconds), so that a crash ends one row. The
 process is forked from this process, which has already imported the libraries and exported one model with both
@@ -32,11 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from . import table
-from .catalogue import ARCHITECTURES, Architecture, declare_torchvision
+from .catalogue import ARCHITECTURES, AUTOMATIC, Architecture, Automatic, declare_torchvision
 from .measure import Row, measured
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "architectures.json"
 _WARM = "ViT (torchvision)"
+# Hand-made entries first, then the automatic ones in an order that samples all groups
+EVERY = (*ARCHITECTURES, *AUTOMATIC)
 
 
 def main() -> int:
@@ -47,19 +50,22 @@ def main() -> int:
     """
     wanted = _arguments()
     rows = _kept(wanted.results)
-    chosen = ARCHITECTURES[wanted.first :][: wanted.count]
+    chosen = EVERY[wanted.first :][: wanted.count]
     if wanted.names:
-        chosen = tuple(a for name in wanted.names for a in ARCHITECTURES if a.name == name)
+        chosen = tuple(a for name in wanted.names for a in EVERY if a.name == name)
     elif not wanted.again:
         chosen = tuple(a for a in chosen if a.name not in rows)
     if chosen:
         _warm_up()
+    begun = time.perf_counter()
     for i, architecture in enumerate(chosen, 1):
         start = time.perf_counter()
+        if start - begun > wanted.for_seconds:
+            break
         rows[architecture.name] = row = in_a_process(architecture, wanted.limit)
         _write(wanted.results, rows)
-        print(f"[{i}/{len(chosen)}] {table.line(row)} {time.perf_counter() - start:.0f} s", flush=True)
-    every = [rows[a.name] for a in ARCHITECTURES if a.name in rows]
+        print(f"[{i}/{len(chosen)}] {table.any_line(row)} {time.perf_counter() - start:.0f} s", flush=True)
+    every = [rows[a.name] for a in EVERY if a.name in rows]
     print(table.summary(every))
     return 1 if any(table.wrong(row) for row in every) else 0
 
@@ -68,12 +74,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.architectures")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=len(ARCHITECTURES))
+    parser.add_argument("--count", type=int, default=len(EVERY))
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--for-seconds", type=float, default=float("inf"))
     parser.add_argument("--limit", type=float, default=600.0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     found = parser.parse_args()
-    if unknown := set(found.names) - {a.name for a in ARCHITECTURES}:
+    if unknown := set(found.names) - {a.name for a in EVERY}:
         parser.error(f"no architecture is called {', '.join(sorted(unknown))}")
     return found
 
@@ -83,7 +90,7 @@ def _kept(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write(path: Path, rows: dict[str, dict[str, Any]]) -> None:
-    ordered = [rows[a.name] for a in ARCHITECTURES if a.name in rows]
+    ordered = [rows[a.name] for a in EVERY if a.name in rows]
     part = path.with_suffix(".part")
     part.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
     part.replace(path)
@@ -104,7 +111,7 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def in_a_process(architecture: Architecture, limit: float) -> dict[str, Any]:
+def in_a_process(architecture: Architecture | Automatic, limit: float) -> dict[str, Any]:
     """Measure an architecture in a separate process.
 
     Returns:
@@ -125,7 +132,7 @@ def in_a_process(architecture: Architecture, limit: float) -> dict[str, Any]:
     return row
 
 
-def _child(architecture: Architecture, folder: Path, kept: Path) -> None:
+def _child(architecture: Architecture | Automatic, folder: Path, kept: Path) -> None:
     last = Row(architecture.name, architecture.library)
 
     def save(row: Row) -> None:

@@ -191,6 +191,15 @@ def shrink(config: Any, plan: Plan = PLANS[0]) -> Any:
     return _shrink(config, plan, ids)
 
 
+def shrink_value(name: str, value: Any, plan: Plan) -> Any:
+    """Shrink one value by the rule for its name, as for an argument of a constructor.
+
+    Returns:
+        The new value; ``value`` if no rule holds.
+    """
+    return _shrink_value(name, value, plan, {}, None)
+
+
 # ------------------------------------------------------------------ one config of the tree
 
 
