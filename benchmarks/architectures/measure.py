@@ -152,6 +152,13 @@ def measured(architecture: Architecture | Automatic, folder: Path, save: Callabl
     return row
 
 
+def warm_up(architecture: Architecture, folder: Path) -> None:
+    """Export an architecture with both exporters, so that their imports are done."""
+    module = made(architecture)
+    files = {name: folder / f"{name}.onnx" for name in ("plain", "ours")}
+    _exports(Row(architecture.name, architecture.library), module, architecture, files, pairs=1)
+
+
 def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Callable[[Row], None]) -> Row:
     """Measure an automatic architecture: one export by each exporter, and a short ``verify``.
 
