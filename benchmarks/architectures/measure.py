@@ -43,7 +43,7 @@ NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 LOW, AGAIN, PAIRS = 0.85, 1.15, 2
 BUILD_SECONDS = 120.0
 # Limit on the processor time of ``verify`` of an automatic row
-VERIFY_SECONDS = 12.0
+VERIFY_SECONDS = 6.0
 
 
 @dataclass
@@ -370,6 +370,7 @@ def verdict(source: Any, path: Path, specs: Mapping[str, Any]) -> str:
     ]
     wrong += [f"{m.runtime}: {m.reason}" for m in found.not_run if m.runtime.startswith("onnxruntime (")]
     wrong += [str(w.reason) for w in found.weights if not w]
+    wrong += [found.trace] if found.trace else []
     return "; ".join(wrong)[:800] or "; ".join(found.notes)[:400]
 
 

@@ -30,7 +30,7 @@ recognition, and how many of them no finding explains. Seconds: processor time; 
 `benchmarks/architectures/measure.py`. Written by `python -m benchmarks.architectures`.
 
 Automatic rows are shrunk and given inputs by rules (`benchmarks/architectures/shrinking.py`). They have one export by
-each exporter and a short `verify` (one seed, 12 s), but no `optimize` and no engine ("not built"). If both exporters
+each exporter and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
 refuse the dynamic dims, the row is measured with fixed sizes.
 
 """
