@@ -165,19 +165,20 @@ def find_class(config: Any) -> Callable[[Any], nn.Module]:
 
     mapping = transformers.MODEL_MAPPING
     if type(config) in mapping:
-        found = mapping[type(config)]
-        return found[0] if isinstance(found, tuple) else found
+        found: Any = mapping[type(config)]
+        first: Callable[[Any], nn.Module] = found[0] if isinstance(found, tuple) else found
+        return first
     place = type(config).__module__.replace("configuration_", "modeling_")
     try:
         module = import_module(place)
     except ImportError as error:
         raise LookupError(f"{place} can't be imported: {error}") from error
-    for found in vars(module).values():
-        if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+    for value in vars(module).values():
+        if not isinstance(value, type) or not issubclass(value, transformers.PreTrainedModel):
             continue
         # The common base class of a module's models has no forward.
-        if found.config_class is type(config) and "forward" in vars(found):
-            return found
+        if getattr(value, "config_class", None) is type(config) and "forward" in vars(value):
+            return value
     raise LookupError(f"no class of {place} takes {type(config).__name__}")
 
 

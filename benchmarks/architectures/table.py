@@ -296,7 +296,8 @@ def page(rows: Sequence[Json]) -> str:
         for name in ("torch", "transformers", "diffusers", "timm", "torchvision", "onnxruntime-gpu")
     )
     measured = {r["name"] for r in rows}
-    waiting = [name for name in (a.name for a in (*ARCHITECTURES, *AUTOMATIC)) if name not in measured]
+    every = [*(a.name for a in ARCHITECTURES), *(a.name for a in AUTOMATIC)]
+    waiting = [name for name in every if name not in measured]
     left_out = [f"- {name}: {reason}" for name, reason in LEFT_OUT.items() if not reason.startswith("the entry ")]
     parts = [
         ABOUT + summary(rows) + f"\n\n{versions}.\n",
