@@ -23,7 +23,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,15 @@ import normdeploy
 from normdeploy.errors import NormdeployError
 from normdeploy.verbs.arguments.export_result import ExportResult
 
-from .catalogue import Architecture, made
-from .catalogue.building import SIZES
+from .catalogue import Architecture, Automatic, made, samples
+from .catalogue.automatic import UnmakeableError
 from .leftovers import decomposed
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 LOW, AGAIN, PAIRS = 0.85, 1.15, 2
 BUILD_SECONDS = 120.0
+# Limit on the processor time of ``verify`` of an automatic row
+VERIFY_SECONDS = 6.0
 
 
 @dataclass
@@ -65,6 +67,10 @@ class Row:
         stages: wall seconds of our last export.
         took: wall seconds of the other verbs.
         failed: reason why the row ended early: the time limit or a crash.
+        automatic: True if the model was made automatically. Such rows have no ``optimize`` and no ``build``.
+        unmade: reason why no model was made, or why no inputs were found.
+        fixed: errors of both exporters with dynamic dims, if the row was measured with fixed sizes.
+        model: class of the model, and ``inputs`` in the notation of ``--input``, of an automatic row.
     """
 
     name: str
@@ -88,6 +94,11 @@ class Row:
     took: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     failed: str = ""
+    automatic: bool = False
+    unmade: str = ""
+    fixed: str = ""
+    model: str = ""
+    inputs: list[str] = field(default_factory=list)
 
     @property
     def ratio(self) -> float | None:
@@ -107,7 +118,7 @@ class Row:
         return asdict(self) | {"ratio": self.ratio and round(self.ratio, 3)}
 
 
-def measured(architecture: Architecture, folder: Path, save: Callable[[Row], None]) -> Row:
+def measured(architecture: Architecture | Automatic, folder: Path, save: Callable[[Row], None]) -> Row:
     """Measure an architecture.
 
     Args:
@@ -119,14 +130,15 @@ def measured(architecture: Architecture, folder: Path, save: Callable[[Row], Non
     row = Row(architecture.name, architecture.library)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if isinstance(architecture, Automatic):
+        return _measured_automatic(row, architecture, folder, save)
     module = made(architecture)
-    specs: dict[str, Any] = {"inputs": architecture.inputs, "dims": architecture.dims}
     files = {name: folder / f"{name}.onnx" for name in ("plain", "ours", "optimized")}
-    feeds = samples(architecture)
-    row.modules = _norm_calls(module, feeds)
+    row.modules = _norm_calls(module, samples.draw(architecture))
     save(row)
-    result = _exports(row, module, feeds, files, specs)
+    result = _exports(row, module, architecture, files, pairs=PAIRS)
     save(row)
+    specs = _specs(architecture)
     if result is not None:
         _account(row, result)
         row.verify = _clocked(row, "verify", lambda: verdict(module, files["ours"], specs))
@@ -140,50 +152,97 @@ def measured(architecture: Architecture, folder: Path, save: Callable[[Row], Non
     return row
 
 
-def samples(architecture: Architecture) -> dict[str, torch.Tensor]:
-    """Draw example inputs at the usual sizes from the text of ``--input``, for the bare exporter and the census of
-    modules.
+def warm_up(architecture: Architecture, folder: Path) -> None:
+    """Export an architecture with both exporters, so that their imports are done."""
+    module = made(architecture)
+    files = {name: folder / f"{name}.onnx" for name in ("plain", "ours")}
+    _exports(Row(architecture.name, architecture.library), module, architecture, files, pairs=1)
 
-    Returns:
-        name -> tensor.
+
+def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Callable[[Row], None]) -> Row:
+    """Measure an automatic architecture: one export by each exporter, and a short ``verify``.
+
+    If both exporters refuse the dynamic dims, both export with fixed sizes.
     """
-    return {spec.partition(":")[0]: _sample(spec) for spec in architecture.inputs}
+    row.automatic = True
+    try:
+        architecture = automatic.resolved()
+    except UnmakeableError as error:
+        row.unmade = str(error)
+        return row
+    module = architecture.build()
+    row.model = type(module).__name__
+    row.inputs = list(architecture.inputs)
+    files = {name: folder / f"{name}.onnx" for name in ("plain", "ours")}
+    row.modules = _norm_calls(module, samples.draw(architecture))
+    save(row)
+    result = _exports(row, module, architecture, files, pairs=1)
+    if row.plain and row.export and architecture.sizes:
+        row.fixed = f"plain: {row.plain} ours: {row.export}"
+        row.plain = row.export = ""
+        architecture = with_fixed_sizes(architecture)
+        row.inputs = list(architecture.inputs)
+        result = _exports(row, module, architecture, files, pairs=1)
+    save(row)
+    if not row.plain:
+        row.nodes["plain"] = _count(onnx.load(files["plain"], load_external_data=False))
+    if result is None:
+        return row
+    _account(row, result)
+    specs = {**_specs(architecture), "seeds": 1, "max_seconds": VERIFY_SECONDS}
+    row.verify = _clocked(row, "verify", lambda: verdict(module, files["ours"], specs))
+    if row.verify != "passes" and not row.plain:
+        row.plain_verify = verdict(module, files["plain"], specs)
+    return row
 
 
-def _sample(spec: str) -> torch.Tensor:
-    found = re.fullmatch(r"\w+:(\w+)\[(.*?)\](?:\{(.*?):(.*?)\})?", spec)
-    assert found is not None, spec
-    dtype, dims, low, high = found.groups()
-    shape = [int(SIZES[d].split(":")[1]) if d in SIZES else int(d) for d in dims.split(",")]
-    if dtype == "int64":
-        return torch.randint(int(low), int(high), shape)
-    return torch.randn(shape) if low is None else float(low) + (float(high) - float(low)) * torch.rand(shape)
+def _specs(architecture: Architecture) -> dict[str, Any]:
+    return {"inputs": architecture.inputs, "dims": architecture.dims}
 
 
-def dynamic(architecture_inputs: tuple[str, ...]) -> dict[str, dict[int, Any]]:
+def dynamic(architecture: Architecture) -> dict[str, dict[int, Any]]:
     """Convert the ranges of the dims for ``torch.onnx.export``.
 
     Returns:
         input -> axis -> dim.
     """
     made: dict[str, Any] = {}
-    for name, sizes in SIZES.items():
+    for name, sizes in architecture.sizes.items():
         low, _, high = map(int, sizes.split(":"))
         made[name] = torch.export.Dim(name, min=low, max=high)
     shapes = {}
-    for spec in architecture_inputs:
+    for spec in architecture.inputs:
         dims = spec.partition("[")[2].partition("]")[0].split(",")
         shapes[spec.partition(":")[0]] = {axis: made[d] for axis, d in enumerate(dims) if d in made}
     return shapes
+
+
+def with_fixed_sizes(architecture: Architecture) -> Architecture:
+    """Replace the dims of the inputs by their usual sizes.
+
+    Returns:
+        The architecture without dynamic dims.
+    """
+    sizes = {name: text.split(":")[1] for name, text in architecture.sizes.items()}
+
+    def fix(spec: str) -> str:
+        """Replace the dims of one input."""
+        head, _, rest = spec.partition("[")
+        dims, _, tail = rest.partition("]")
+        return f"{head}[{','.join(sizes.get(d, d) for d in dims.split(','))}]{tail}"
+
+    return replace(architecture, inputs=tuple(fix(spec) for spec in architecture.inputs), ranges={})
 
 
 # ------------------------------------------------------------------ export, and its time
 
 
 def _exports(
-    row: Row, module: nn.Module, feeds: Mapping[str, torch.Tensor], files: Mapping[str, Path], specs: Mapping[str, Any]
+    row: Row, module: nn.Module, architecture: Architecture, files: Mapping[str, Path], *, pairs: int
 ) -> ExportResult | None:
     row.runs = {"plain": [], "ours": []}
+    feeds = samples.draw(architecture)
+    specs = _specs(architecture)
     results: list[Any] = []
 
     def plain() -> None:
@@ -192,8 +251,8 @@ def _exports(
             module,
             (),
             files["plain"],
-            kwargs=dict(feeds),
-            dynamic_shapes=dynamic(specs["inputs"]),
+            kwargs=feeds,
+            dynamic_shapes=dynamic(architecture),
             dynamo=True,
             verbose=False,
         )
@@ -206,7 +265,7 @@ def _exports(
         row.plain = reason
     if reason := _failure(lambda: _timed(row.runs["ours"], ours)):
         row.export = reason
-    while row.ratio is not None and not LOW < row.ratio < AGAIN and len(row.runs["ours"]) < PAIRS:
+    while row.ratio is not None and not LOW < row.ratio < AGAIN and len(row.runs["ours"]) < pairs:
         _timed(row.runs["ours"], ours)
         _timed(row.runs["plain"], plain)
     return results[-1] if results else None
@@ -311,6 +370,7 @@ def verdict(source: Any, path: Path, specs: Mapping[str, Any]) -> str:
     ]
     wrong += [f"{m.runtime}: {m.reason}" for m in found.not_run if m.runtime.startswith("onnxruntime (")]
     wrong += [str(w.reason) for w in found.weights if not w]
+    wrong += [found.trace] if found.trace else []
     return "; ".join(wrong)[:800] or "; ".join(found.notes)[:400]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from .catalogue import ARCHITECTURES
+from .catalogue import ARCHITECTURES, AUTOMATIC, LEFT_OUT
 
 # Maximum time of our export, as a multiple of the time of the plain export, for each architecture
 MOST = 1.3
@@ -29,7 +29,15 @@ project's
 recognition, and how many of them no finding explains. Seconds: processor time; how it is compared is said in
 `benchmarks/architectures/measure.py`. Written by `python -m benchmarks.architectures`.
 
+Automatic rows are shrunk and given inputs by rules (`benchmarks/architectures/shrinking.py`). They have one export by
+each exporter and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
+refuse the dynamic dims, the row is measured with fixed sizes.
+
 """
+COLUMNS_AUTOMATIC = (
+    *("architecture", "class", "sizes", "plain", "ours", "norms run", "fused, folded, kept, left"),
+    *("decomposed, without a reason", "verify", "nodes: plain, ours", "seconds: plain, ours", "ratio"),
+)
 
 Json = dict[str, Any]
 
@@ -40,7 +48,7 @@ def wrong(row: Json) -> list[str]:
     Returns:
         one text per violation; empty if the row is right.
     """
-    if row["plain"] and row["export"]:
+    if (row["plain"] and row["export"]) or row.get("unmade"):
         return []
     found = [f"{stage}: {row[stage]}" for stage in ("failed", "export") if row[stage]]
     if row["verify"] not in ("passes", "") and not named(row):
@@ -101,8 +109,94 @@ def _verify(row: Json) -> str:
     return "the plain file fails too" if named(row) else "fails"
 
 
+def automatic_line(row: Json) -> str:
+    """Format an automatic row.
+
+    Returns:
+        line of the Markdown table.
+    """
+    if row["unmade"]:
+        return f"| {row['name']} | not made |{' |' * (len(COLUMNS_AUTOMATIC) - 2)}"
+    norms = ", ".join(f"{n} {what}" for what, n in row["norms"].items()) or "none"
+    runs = row["runs"]
+    ended = bool(row["failed"])
+    done = {"plain": bool(runs.get("plain")), "export": bool(runs.get("ours"))}
+    cells = (
+        row["name"],
+        row["model"],
+        "fixed" if row["fixed"] else "dynamic",
+        *("exports" if done[side] else "fails" if row[side] or ended else "" for side in ("plain", "export")),
+        str(sum(row["modules"].values())),
+        norms if done["export"] else "",
+        f"{row['left']}, {len(row['unexplained'])}" if done["export"] else "",
+        _verify(row) if done["export"] else "",
+        f"{row['nodes'].get('plain', '')}, {row['nodes'].get('ours', '')}",
+        ", ".join(f"{min(runs[side]):.1f}" if runs.get(side) else "none" for side in ("plain", "ours")),
+        f"{row['ratio']:.2f}" if row["ratio"] else "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def any_line(row: Json) -> str:
+    """Format a row of either kind.
+
+    Returns:
+        line of the Markdown table of its kind.
+    """
+    return automatic_line(row) if row.get("automatic") else line(row)
+
+
 def summary(rows: Sequence[Json]) -> str:
-    """Summarize the rows.
+    """Summarize all rows, then the hand-made rows and the automatic rows alone.
+
+    Returns:
+        Markdown.
+    """
+    automatic = [r for r in rows if r.get("automatic")]
+    hand = [r for r in rows if not r.get("automatic")]
+    every = len(ARCHITECTURES) + len(AUTOMATIC)
+    made = [r for r in rows if not r.get("unmade")]
+    left_out = sum(not reason.startswith("the entry ") for reason in LEFT_OUT.values())
+    lines = [
+        f"**{len(made)} of {every} architectures were measured.** For {len(rows) - len(made)} no model or no inputs",
+        f"were made, {every - len(rows)} were not measured yet, and {left_out} more names are left out with a reason.",
+        "",
+        _counts("all measured", made),
+        _counts("automatic", [r for r in automatic if not r["unmade"]]),
+        "",
+        "The hand-made entries alone:",
+        "",
+        _hand_made_summary(hand),
+    ]
+    return "\n".join(lines)
+
+
+def _counts(title: str, rows: Sequence[Json]) -> str:
+    libraries = ", ".join(f"{n} of {library}" for library, n in Counter(r["library"] for r in rows).items())
+    ratios = sorted(r["ratio"] for r in rows if r["ratio"])
+    time = f"median {statistics.median(ratios):.2f}, worst {ratios[-1]:.2f}" if ratios else "none"
+    ours = [r for r in rows if r["runs"].get("ours")]
+    plain = [r for r in rows if r["runs"].get("plain")]
+    both = sum(bool(r["runs"].get("ours") and r["runs"].get("plain")) for r in rows)
+    unexplained = sum(len(r["unexplained"]) for r in ours)
+    failed = [r for r in ours if r["verify"] not in ("passes", "")]
+    return "\n".join(
+        [
+            f"- {title}: {len(rows)} ({libraries or 'none'})",
+            f"  - the plain exporter exports {len(plain)}, ours {len(ours)}, both {both}",
+            (
+                f"  - verify of our file: {sum(r['verify'] == 'passes' for r in ours)} of {len(ours)} pass,"
+                f" {sum(named(r) for r in failed)} fail as the plain file does,"
+                f" {sum(not named(r) for r in failed)} fail alone or without a plain file"
+            ),
+            f"  - norms left decomposed: {sum(r['left'] for r in ours)}, {unexplained} of them without a reason",
+            f"  - time of export over the plain one's: {time}; fixed sizes: {sum(bool(r.get('fixed')) for r in rows)}",
+        ]
+    )
+
+
+def _hand_made_summary(rows: Sequence[Json]) -> str:
+    """Summarize the hand-made rows, which have all verbs.
 
     Returns:
         counts as Markdown.
@@ -118,7 +212,7 @@ def summary(rows: Sequence[Json]) -> str:
     reasons = sum(r["left"] - len(r["unexplained"]) for r in rows)
     libraries = ", ".join(f"{n} of {library}" for library, n in Counter(r["library"] for r in rows).items())
     lines = [
-        f"{len(rows)} of the catalogue's {len(ARCHITECTURES)} architectures: {libraries}.",
+        f"- measured: {len(rows)} of {len(ARCHITECTURES)}: {libraries}",
         (
             f"- export: {len(exported)}; {sum(bool(r['plain'] and r['export']) for r in rows)} that the plain exporter"
             " can't export either"
@@ -136,15 +230,63 @@ def summary(rows: Sequence[Json]) -> str:
     return "\n".join(lines)
 
 
+# Groups of errors: part of the text -> cause. The first part that is in the text holds.
+CAUSES = (
+    ("vmap", "torch.export: vmap of a mask is in the traced program"),
+    ("data-dependent", "torch.export: control flow or a size depends on data"),
+    ("Could not guard", "torch.export: control flow or a size depends on data"),
+    ("Eq(u", "torch.export: control flow or a size depends on data"),
+    ("onstraints violated", "torch.export: the model fixes a dim that should be dynamic"),
+    ("No decompositions registered", "torch.onnx: no ONNX function for a complex operator"),
+    ("No ONNX function", "torch.onnx: no ONNX function for an operator"),
+    ("DispatchError", "torch.onnx: no ONNX function for an operator"),
+    ("no end after", "time limit"),
+    ("its process ended", "crash of the process"),
+)
+
+
+def cause(error: str) -> str:
+    """Name the group of an error.
+
+    Returns:
+        the cause; without a rule, the error's type.
+    """
+    return next((name for part, name in CAUSES if part in error), error.partition(":")[0])
+
+
+def _grouped(faults: Sequence[tuple[str, str]]) -> str:
+    """Group (name of the row, error) by cause.
+
+    Returns:
+        Markdown list, the largest group first; "Nothing." without faults.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, error in faults:
+        groups.setdefault(cause(error), []).append((name, error))
+    lines = []
+    for title, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        lines.append(f"- {len(members)}: {title}")
+        lines += [f"  - {name}: {error[:300]}" for name, error in members]
+    return "\n".join(lines) or "Nothing."
+
+
 def page(rows: Sequence[Json]) -> str:
     """Write the page.
 
     Returns:
         Markdown.
     """
-    faults = [f"- {r['name']}: {fault}" for r in rows for fault in wrong(r)]
-    theirs = [f"- {r['name']}: {r['plain']}" for r in rows if r["plain"]]
-    theirs += [f"- {r['name']}, verify: {r['verify']}. The plain file: {r['plain_verify']}" for r in rows if named(r)]
+    hand = [r for r in rows if not r.get("automatic")]
+    automatic = [r for r in rows if r.get("automatic")]
+    faults = [(r["name"], fault) for r in rows for fault in wrong(r)]
+    both = [(r["name"], r["plain"]) for r in rows if r["plain"] and r["export"]]
+    alone = [(r["name"], r["plain"]) for r in rows if r["plain"] and not r["export"]]
+    checked = [
+        (r["name"], f"verify: {r['verify']}. The plain file: {r['plain_verify']}")
+        for r in rows
+        if r["verify"] not in ("passes", "") and named(r)
+    ]
+    unmade = [(r["name"], r["unmade"]) for r in automatic if r["unmade"]]
     reasons = Counter({reason: 0 for r in rows for reason in r["reasons"]})
     for r in rows:
         reasons.update(r["reasons"])
@@ -153,12 +295,26 @@ def page(rows: Sequence[Json]) -> str:
         f"{name} {version(name)}"
         for name in ("torch", "transformers", "diffusers", "timm", "torchvision", "onnxruntime-gpu")
     )
-    head = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
+    measured = {r["name"] for r in rows}
+    every = [*(a.name for a in ARCHITECTURES), *(a.name for a in AUTOMATIC)]
+    waiting = [name for name in every if name not in measured]
+    left_out = [f"- {name}: {reason}" for name, reason in LEFT_OUT.items() if not reason.startswith("the entry ")]
     parts = [
         ABOUT + summary(rows) + f"\n\n{versions}.\n",
-        "\n".join([*head, *(line(r) for r in rows)]) + "\n",
-        "## What is wrong\n\n" + ("\n".join(faults) or "Nothing.") + "\n",
-        "## What the plain exporter has too\n\n" + ("\n".join(theirs) or "Nothing.") + "\n",
+        "## What is wrong\n\n" + _grouped(faults) + "\n",
+        "## What neither exporter exports\n\n" + _grouped(both) + "\n",
+        "## What only ours exports\n\n" + _grouped(alone) + "\n",
+        "## What fails verify in the plain file too\n\n" + _grouped(checked) + "\n",
         "## Why norms were refused, undone or kept, and how often\n\n" + ("\n".join(told) or "None were.") + "\n",
+        "## Hand-made entries\n\n" + _table(COLUMNS, [line(r) for r in hand]),
+        "## Automatic entries\n\n" + _table(COLUMNS_AUTOMATIC, [automatic_line(r) for r in automatic]),
+        "## No model or no inputs\n\n" + _grouped(unmade) + "\n",
+        f"## Not measured yet\n\n{len(waiting)}: {', '.join(waiting) or 'none'}.\n",
+        "## Left out\n\n" + ("\n".join(left_out) or "Nothing.") + "\n",
     ]
     return "\n".join(parts)
+
+
+def _table(columns: Sequence[str], lines: Sequence[str]) -> str:
+    head = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    return "\n".join([*head, *lines]) + "\n"

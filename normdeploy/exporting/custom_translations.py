@@ -25,7 +25,7 @@ import torch
 from .. import extensions
 from ..errors import InputError
 from ..loading import recurrent_ops
-from . import all_true_translation, atan2_translation, log_translations, quantize_translations
+from . import all_true_translation, atan2_translation, attention_translation, log_translations, quantize_translations
 from .repeat_interleave_translation import TRANSLATIONS
 
 # Namespaces of torch's and this project's operators. An installed package may not redefine these operators.
@@ -54,6 +54,7 @@ def translation_table(program: torch.export.ExportedProgram, given: Table | None
         atan2_translation.TRANSLATIONS,
         recurrent_ops.TRANSLATIONS,
         log_translations.TRANSLATIONS,
+        attention_translation.attention_translations(program),
     )
     table: dict[Any, Any] = {key: function for each in ours for key, function in each.items()}
     if quantize_translations.NAMESPACE in wanted:

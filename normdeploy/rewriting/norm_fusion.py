@@ -18,7 +18,7 @@ from ..norms import third_party
 from ..norms.third_party import function_op_row
 from ..option_values import ANY
 from ..recognition import norm_attributes
-from ..recognition.anchors import is_anchor, is_norm_node
+from ..recognition.anchors import VIEWS, is_anchor, is_norm_node
 from ..recognition.norm_candidates import candidate_at, candidate_readings
 from ..recognition.norm_facts import Norm, RootCandidate
 from ..recognition.norm_fit import Clarity, RejectedReading
@@ -243,18 +243,36 @@ def _best_reading(
 
 
 def _cut_back_candidate(graph: Graph, norm: Norm, around: RootCandidate) -> RootCandidate | None:
-    """Cut the candidate back to an inner tensor of x's shape that other nodes read too.
+    """Cut the candidate back to an inner tensor of x's shape that other nodes read too, directly or through views.
 
-    Such a tensor may be the result of a norm that several readers share.
+    Such a tensor may be the result of a norm that several readers share. A mixture of experts, for example, flattens
+    the result for its router, and restores the shape for a shared expert.
     """
     inside = {id(n) for n in norm.region.nodes}
-    for i, y in enumerate(around.ys):
+    places = {id(y): i for i, y in enumerate(around.ys)}
+    for y in around.ys:
         if y is norm.y:
             return None
-        outside = graph.is_output(y) or any(id(n) not in inside for n in graph.consumers(y))
-        if outside and graph.shape(y) == graph.shape(norm.y):
-            return replace(around, ys=around.ys[: i + 1])
+        if not graph.is_output(y) and all(id(n) in inside for n in graph.consumers(y)):
+            continue
+        shared = _before_views(graph, y, norm)
+        if shared is not None and id(shared) in places:
+            return replace(around, ys=around.ys[: places[id(shared)] + 1])
     return None
+
+
+def _before_views(graph: Graph, tensor: gs.Tensor, norm: Norm) -> gs.Tensor | None:
+    """Walk up from ``tensor`` through views to a tensor with the shape of the norm's result.
+
+    Returns:
+        ``tensor`` itself if it has that shape; None if there is no such tensor.
+    """
+    while graph.shape(tensor) != graph.shape(norm.y):
+        view = graph.producer(tensor)
+        if view is None or view.op not in VIEWS:
+            return None
+        tensor = view.inputs[0]
+    return tensor
 
 
 def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from .automatic import AUTOMATIC, LEFT_OUT, Automatic
 from .building import Architecture, declare_torchvision, made, randomised
 from .diffusion import DIFFUSION
 from .pictures import PICTURES
 from .seen_and_heard import SEEN_AND_HEARD
 from .text import TEXT
 
-__all__ = ["ARCHITECTURES", "Architecture", "declare_torchvision", "made", "randomised"]
+__all__ = [
+    "ARCHITECTURES",
+    "AUTOMATIC",
+    "LEFT_OUT",
+    "Architecture",
+    "Automatic",
+    "declare_torchvision",
+    "made",
+    "randomised",
+]
 
 ARCHITECTURES = (*TEXT, *SEEN_AND_HEARD, *DIFFUSION, *PICTURES)

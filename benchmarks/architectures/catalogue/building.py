@@ -17,7 +17,14 @@ import torch
 from torch import nn
 
 # Ranges min:opt:max of the dims that inputs may name
-SIZES = {"batch": "1:2:3", "sequence": "2:8:16"}
+SIZES = {
+    "batch": "1:2:3",
+    "image_batch": "1:3:4",
+    "sequence": "2:8:16",
+    "seq": "2:8:16",
+    "decoder_seq": "2:6:16",
+    "frames": "16:32:64",
+}
 # Keep the library objects alive, because torch removes their declarations with them.
 _KEPT: list[torch.library.Library] = []
 
@@ -28,6 +35,8 @@ class Architecture:
 
     Attributes:
         inputs: specifications as for normdeploy's ``--input``.
+        ranges: more dims that the inputs name, dim -> min:opt:max.
+        model: name in the library of the model.
         left: expected number of refused norms, by a part of the reason. These are norms that no standard node can
             express, or that have no linear op to fold into. All other norms must become one node, or be folded.
     """
@@ -37,12 +46,20 @@ class Architecture:
     build: Callable[[], nn.Module]
     inputs: tuple[str, ...]
     left: Mapping[str, int] = field(default_factory=dict)
+    ranges: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+
+    @property
+    def sizes(self) -> dict[str, str]:
+        """Return the dims that the inputs name, dim -> min:opt:max."""
+        shapes = (part for spec in self.inputs for part in re.findall(r"\[(.*?)\]", spec))
+        named = {dim for shape in shapes for dim in shape.split(",")}
+        return {name: text for name, text in {**SIZES, **self.ranges}.items() if name in named}
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Return the ranges of the dims that the inputs name, as for normdeploy's ``--dim``."""
-        shapes = "".join(part for spec in self.inputs for part in re.findall(r"\[.*?\]", spec))
-        return tuple(f"{name}={sizes}" for name, sizes in SIZES.items() if name in shapes)
+        return tuple(f"{name}={text}" for name, text in self.sizes.items())
 
 
 def declare_torchvision() -> None:
@@ -113,7 +130,7 @@ def transformers(
         kind = getattr(transformers, model)
         return kind(kind.config_class(**settings))
 
-    return Architecture(name, "transformers", build, inputs, left or {})
+    return Architecture(name, "transformers", build, inputs, left or {}, model=model)
 
 
 class Method(nn.Module):
@@ -158,7 +175,7 @@ def diffusers(
         made = getattr(diffusers, model)(**settings)
         return Method(made, method) if method else made
 
-    return Architecture(name, "diffusers", build, inputs, left or {})
+    return Architecture(name, "diffusers", build, inputs, left or {}, model=model)
 
 
 def _named(path: str) -> Callable[..., nn.Module]:
@@ -188,7 +205,7 @@ def timm(
             return _named(f"timm.models.{model}")(num_classes=10, **settings)
         return timm.create_model(model, pretrained=False, num_classes=10, **settings)
 
-    return Architecture(name, "timm", build, (f"x:float32[batch,3,{size},{size}]",), left or {})
+    return Architecture(name, "timm", build, (f"x:float32[batch,3,{size},{size}]",), left or {}, model=model)
 
 
 def torchvision(
@@ -214,4 +231,4 @@ def torchvision(
         return _named(f"torchvision.models.{model}")(**settings)
 
     sizes = ",".join(str(size) for size in shape)
-    return Architecture(name, "torchvision", build, (f"x:float32[batch,{sizes}]",), left or {})
+    return Architecture(name, "torchvision", build, (f"x:float32[batch,{sizes}]",), left or {}, model=model)
