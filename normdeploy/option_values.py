@@ -20,8 +20,11 @@ RuntimeCache = Literal["keep", "off"]
 # Form of the norms in an engine.
 NormImpl = Literal["native", "plugin", "auto"]
 
-# Opsets to which ``export`` can write. For any other opset, torch silently writes a file of a different opset.
-OPSETS = range(18, 26)
+# Opsets to which torch's exporter can write. For an older opset, torch silently writes a file of a different opset, and
+# for a newer opset, torch drops the metadata of the nodes.
+TORCH_OPSETS = range(18, 26)
+# Opsets to which ``export`` can write. The newest opsets are reached by converting torch's file.
+OPSETS = range(18, 29)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)

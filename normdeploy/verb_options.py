@@ -229,8 +229,8 @@ class LoadingOptions:
     model: str | None = option_field(
         None,
         "--model",
-        "Class or function that builds the model, such as mypackage.nets:Encoder. Needed for a file that holds only"
-        " weights.",
+        "Class or function that builds the model, such as mypackage.nets:Encoder, or name of a package's model, such"
+        " as timm:resnet50. Needed for a file that holds only weights.",
         metavar="MODULE:FACTORY",
     )
     model_args: Mapping[str, Any] | None = option_field(

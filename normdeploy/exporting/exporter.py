@@ -26,7 +26,7 @@ from ..graphs.proto_queries import module_from_scope
 from ..graphs.type_opsets import raise_opset_for_types
 from ..loading.torch_state import silence_logger
 from ..model import LoadedModel
-from ..option_values import OPSETS
+from ..option_values import TORCH_OPSETS
 from ..storage.export_record import read_record, write_record
 from ..storage.onnx_files import fill_shared_weights
 from ..storage.shared_weights import Weights, is_shareable_weight, share_array
@@ -37,7 +37,15 @@ from .masked_attention_fix import fix_hidden_rows
 from .split_sequences import write_splits
 from .translation_faults import require_translatable
 
-__all__ = ["CLASS", "MODULE", "OPSETS", "export_to_proto", "export_without_weights", "read_record", "write_record"]
+__all__ = [
+    "CLASS",
+    "MODULE",
+    "TORCH_OPSETS",
+    "export_to_proto",
+    "export_without_weights",
+    "read_record",
+    "write_record",
+]
 
 # Key of a node's metadata: qualified path of the module that created the node.
 MODULE = "normdeploy.module"
@@ -95,10 +103,10 @@ def export_without_weights(
         ExportError: the opset is out of range, or torch can't express the model in ONNX.
         InputError: a dim that was requested as dynamic became fixed.
     """
-    if not isinstance(opset, int) or opset not in OPSETS:
+    if not isinstance(opset, int) or opset not in TORCH_OPSETS:
         raise ExportError(
-            f"opset {opset!r} can't be exported; torch exports {OPSETS.start} to {OPSETS.stop - 1} (21 suits every "
-            "runtime)"
+            f"opset {opset!r} can't be exported; torch exports {TORCH_OPSETS.start} to {TORCH_OPSETS.stop - 1} (21 "
+            "suits every runtime)"
         )
     table = translation_table(model.program, custom_translation_table)
     require_translatable(model.program, own=table)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, RuntimeUnavailable
+from ..zoo_sources import parse_zoo_source
 from .fleet_schema import ANY_TARGET, VERBS, Values, fleet_json_schema, is_file_option
 from .source_patterns import MOST_SEEN, TooManyFiles, expand_pattern
 from .toml_lines import line_of_key
@@ -23,7 +24,9 @@ _MOST_FOUND = 10_000
 
 @dataclass(frozen=True)
 class FleetModel:
-    """One model of a fleet. ``told`` is the model's table in the file."""
+    """One model of a fleet. ``told`` is the model's table in the file. The last part of ``source`` may be the name of a
+    package's model, ``timm:resnet50``.
+    """
 
     name: str
     source: Path
@@ -130,7 +133,7 @@ class ValidatedFile:
             folder = self.file.parent
             if not glob.has_magic(source):
                 path = folder / source
-                if not path.exists():
+                if not path.exists() and parse_zoo_source(source) is None:
                     self._add_error(
                         ("models", name, "source"), f"model not found: {source!r}, relative to {self.file.name}"
                     )

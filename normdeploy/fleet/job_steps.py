@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..zoo_sources import parse_zoo_source
 from .fleet_file import FleetJob, FleetTarget
 from .fleet_schema import Values
 
@@ -110,6 +111,9 @@ def _iter_job_steps(job: FleetJob) -> Iterator[JobStep]:
     else:
         code = None
     given = _JobContext(job, code)
+    # The package that makes the model is code that the key must cover.
+    if given.is_zoo_model:
+        given = replace(given, code=job.folder)
     model = given.source_name
     argv: tuple[str, ...] = ("export" if given.is_pytorch else "optimize", model, "-o", "out/model.onnx")
     yield given.complete(JobStep(made, argv), options)
@@ -210,6 +214,11 @@ class _JobContext:
         return name
 
     @property
+    def is_zoo_model(self) -> bool:
+        """Return True if the source is the name of a package's model, such as timm:resnet50, not a file."""
+        return not self.job.source.exists() and parse_zoo_source(self.job.source.name) is not None
+
+    @property
     def is_pytorch(self) -> bool:
         """Return True if the source is a PyTorch model, not an ONNX file."""
         return self.job.source.suffix != ".onnx"
@@ -224,7 +233,7 @@ class _JobContext:
         Returns:
             the completed step.
         """
-        if reads_source:
+        if reads_source and not self.is_zoo_model:
             files = {self.source_name: self.job.source}
         else:
             files = {}

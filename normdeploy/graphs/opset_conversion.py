@@ -138,6 +138,19 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return result
 
 
+def convert_to_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Raise the model to ``opset``: only its number if no op changes, else with onnx's converter.
+
+    Returns: ``proto``, changed in place, or a changed copy.
+
+    Raises:
+        RefusedError: as for `convert_opset`.
+    """
+    if ops_needing_conversion(proto, opset):
+        return convert_opset(proto, opset)
+    return raise_opset_number(proto, opset)
+
+
 def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
     if not is_standard(node):
         return True

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from ..storage.onnx_domains import default_domain_opset, is_standard
-from .opset_conversion import convert_opset, ops_needing_conversion, raise_opset_number
+from .opset_conversion import convert_to_opset
 from .region import RefusedError
 from .shape_inference import infer_types
 
@@ -36,10 +36,8 @@ def raise_opset_for_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     needed = oldest_opset_for_types(proto)
     if needed <= default_domain_opset(proto):
         return proto
-    if not ops_needing_conversion(proto, needed):
-        return raise_opset_number(proto, needed)
     try:
-        return convert_opset(proto, needed)
+        return convert_to_opset(proto, needed)
     except RefusedError:
         return proto
 

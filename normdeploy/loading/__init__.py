@@ -20,6 +20,7 @@ from torch import nn
 
 from ..errors import InputError, LoadError, TrustError
 from ..model import LoadedModel
+from ..zoo_sources import parse_zoo_source
 from .example_call import require_fitting_inputs
 from .file_kinds import FileKind, detect_kind, hash_model_files
 from .foreign_folders import MERGE_FIRST, is_adapter
@@ -30,7 +31,7 @@ from .in_place_writes import find_written_buffers
 from .input_request import InputRequest, dynamic_dim_names, parse_input_request
 from .input_specs import build_input_specs
 from .live_module import from_module, trace_module, unwrap_module
-from .model_factories import make_model
+from .model_zoos import MadeModel, describe_zoo_inputs, make_named_model, make_zoo_model, note_random_weights
 from .operator_allowlist import import_operators
 from .program_file import find_live_guards, load_program
 from .program_signature import find_placeholders, find_used_parameters, match_requested_inputs, name_outputs
@@ -67,12 +68,14 @@ def load(
     """Load a model from a file or folder.
 
     Args:
-        path: a file, folder or Hub name. Files are an ExportedProgram, a module or weights saved by torch.save,
-            safetensors, a TorchScript archive (only its weights), or a Python file that defines the model
-            (``my_model.py:Net``). A folder must be a Hugging Face model. A Hub name ``org/name`` is looked up in
-            huggingface_hub's cache or downloaded.
+        path: a file, folder, Hub name or the name of a package's model. Files are an ExportedProgram, a module or
+            weights saved by torch.save, safetensors, a TorchScript archive (only its weights), or a Python file that
+            defines the model (``my_model.py:Net``). A folder must be a Hugging Face model. A Hub name ``org/name`` is
+            looked up in huggingface_hub's cache or downloaded. ``timm:NAME`` and ``torchvision:NAME`` make a model of
+            that package, with random weights unless ``model_args`` says otherwise.
         model: ``package.module:factory``, which makes the model for a file of weights. Modules in the working directory
-            can be imported.
+            can be imported. ``timm:NAME`` and ``torchvision:NAME`` make a model of that package. For such a model, the
+            inputs follow from the package's preprocessing if ``inputs`` is empty.
         model_args: keyword arguments of the factory.
         key: the entry of a checkpoint that contains the weights.
         trust: True to run code from the file: a pickled module, guards, and expressions that contain code.
@@ -116,14 +119,16 @@ def load(
             with _mention_missing_inputs(wishes):
                 made = make_from_file(source, model_args or {})
             loaded = trace_module(made, (), {}, wishes, eval_mode=eval, kind=kind)
+        elif kind is FileKind.ZOO:
+            loaded = _model_from_zoo(path, model_args or {}, inputs, dims, eval)
         elif kind is FileKind.PROGRAM:
             loaded = _model_from_program(*load_program(path, trust, operators), wishes, eval)
         elif kind is FileKind.HUGGINGFACE:
             loaded = _model_from_folder(path, prepare_folder(path, trust, task, part), inputs, dims, eval)
         else:
             state = find_state_dict(unpickle_fully(path), key, path) if weights is None else weights
-            make = partial(make_model, model, model_args or {}) if model else None
-            loaded = _model_from_weights(path, kind, state, make, wishes, eval)
+            make = partial(make_named_model, model, model_args or {}) if model else None
+            loaded = _model_from_weights(path, kind, state, make, inputs, dims, eval)
     flags = {
         "model": model,
         "model_args": dict(model_args or {}),
@@ -203,6 +208,11 @@ def _require_fitting_flags(
             "Python again and save it with torch.export.save(torch.export.export(model.eval(), example_inputs), "
             "'model.pt2')"
         )
+    if kind is FileKind.ZOO and (model or key):
+        raise InputError(
+            f"{path} names a model of a package, not a file: omit {'--model' if model else '--key'}, or pass a file "
+            f"of weights with --model {path}"
+        )
     if kind in (FileKind.PROGRAM, FileKind.HUGGINGFACE, FileKind.PYTHON) and (model or key):
         raise InputError(
             f"{path} is {'an' if kind is FileKind.PROGRAM else 'a'} {kind}, which already contains its model: omit "
@@ -210,7 +220,7 @@ def _require_fitting_flags(
         )
     if kind in (FileKind.SAFETENSORS, FileKind.TORCHSCRIPT) and key:
         raise InputError(f"{path} is a {kind} file, which contains one set of weights: omit --key")
-    if model_args and not model and kind is not FileKind.PYTHON:
+    if model_args and not model and kind not in (FileKind.PYTHON, FileKind.ZOO):
         raise InputError("factory arguments were passed without a factory: add --model package.module:factory")
 
 
@@ -297,14 +307,35 @@ def _model_from_folder(
     return loaded
 
 
+def _model_from_zoo(
+    path: Path, arguments: Mapping[str, Any], inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
+) -> LoadedModel:
+    zoo = parse_zoo_source(path)
+    assert zoo is not None
+    made = make_zoo_model(zoo, arguments)
+    request = _request_described_inputs(describe_zoo_inputs(zoo, made, arguments), inputs, dims)
+    loaded = trace_module(made, (), {}, request, eval_mode=eval_mode, kind=FileKind.ZOO)
+    return replace(loaded, notes=(*loaded.notes, *note_random_weights(zoo, arguments)))
+
+
+def _request_described_inputs(described: Sequence[str], inputs: Sequence[str], dims: Sequence[str]) -> InputRequest:
+    """Parse the user's inputs. If there are none, take the described inputs, whose dims need not be dynamic."""
+    if inputs or not described:
+        return parse_input_request(inputs, dims)
+    request = parse_input_request(described, dims)
+    return replace(request, assumed=frozenset(request.dims) - request.stated)
+
+
 def _model_from_weights(
     path: Path,
     kind: FileKind,
     weights: State | ScriptWeights | nn.Module,
-    make: Callable[[], nn.Module] | None,
-    wishes: InputRequest,
+    make: Callable[[], MadeModel] | None,
+    inputs: Sequence[str],
+    dims: Sequence[str],
     eval_mode: bool,
 ) -> LoadedModel:
+    wishes = parse_input_request(inputs, dims)
     if isinstance(weights, nn.Module):
         if make is None:
             return trace_module(unwrap_module(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
@@ -319,10 +350,12 @@ def _model_from_weights(
         )
     with _mention_missing_inputs(wishes):
         made = make()
+    module = made.module
+    wishes = _request_described_inputs(made.inputs, inputs, dims)
     if isinstance(weights, ScriptWeights):
-        return _fill_and_trace(path, made, weights.weights_for(made), wishes, eval_mode, kind)
+        return _fill_and_trace(path, module, weights.weights_for(module), wishes, eval_mode, kind)
     form = kind if kind is FileKind.SAFETENSORS else "state_dict"
-    return _fill_and_trace(path, made, weights, wishes, eval_mode, form)
+    return _fill_and_trace(path, module, weights, wishes, eval_mode, form)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
 from ..errors import LFS_POINTER, LoadError
+from ..zoo_sources import ZOO_PACKAGES, hash_zoo_model, parse_zoo_source
 from .foreign_folders import describe_foreign_folder
 
 # The pickle of torch.serialization.MAGIC_NUMBER, protocol 2.
@@ -43,6 +44,7 @@ class FileKind(StrEnum):
     SAFETENSORS = "safetensors"
     HUGGINGFACE = "Hugging Face folder"
     PYTHON = "Python file"
+    ZOO = "model of a package"
 
 
 def detect_kind(path: Path) -> FileKind:
@@ -54,6 +56,8 @@ def detect_kind(path: Path) -> FileKind:
     Raises:
         LoadError: the path does not exist, or the file is broken, truncated or of an unsupported kind.
     """
+    if parse_zoo_source(path) is not None:
+        return FileKind.ZOO
     if path.is_dir():
         if foreign := describe_foreign_folder(path):
             raise LoadError(foreign)
@@ -99,12 +103,12 @@ def _describe_plain_folder(path: Path) -> str:
 
 
 def _suggest_zoo_factory(path: Path) -> str:
-    """Return advice if ``path`` is the name of a model in a known package, such as resnet50; "" otherwise."""
+    """Return advice if ``path`` may be the name of a model in a package, such as resnet50; "" otherwise."""
     if path.suffix or path.name != str(path):
         return ""
     return (
-        ". To load a model from a package such as timm, write a Python file that creates it: a file net.py with the "
-        f"line `model = timm.create_model({path.name!r}, pretrained=True)`, and pass net.py"
+        f". For a model of a package, pass {' or '.join(f'{package}:{path.name}' for package in ZOO_PACKAGES)}, or a "
+        "Python file that makes the model"
     )
 
 
@@ -125,7 +129,9 @@ _SUFFIXES = {
     ".pb": ("a TensorFlow graph", "convert it with tf2onnx, and pass the ONNX file to `optimize`"),
     ".mlmodel": ("a Core ML file", "pass the model that it was made from"),
 }
-_WANTED = "expected a file from torch.export.save or torch.save, safetensors, a Hugging Face folder, or net.py:Net"
+_WANTED = (
+    "expected a file from torch.export.save or torch.save, safetensors, a Hugging Face folder, net.py:Net or timm:NAME"
+)
 
 
 def _describe_unknown_file(path: Path, head: bytes) -> str:
@@ -271,7 +277,7 @@ def read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
 
 
 def hash_model_files(path: Path) -> str:
-    """Hash a model: a file, an index with the shards in its folder, or a folder.
+    """Hash a model: a file, an index with the shards in its folder, a folder, or the name of a package's model.
 
     The hash of a folder covers names and bytes of its files in the order of their names. The top-level folders of git
     and huggingface_hub differ between copies of the same model, so they are left out.
@@ -280,6 +286,8 @@ def hash_model_files(path: Path) -> str:
         SHA-256 as hex digits.
     """
     digest = hashlib.sha256()
+    if (zoo := parse_zoo_source(path)) is not None:
+        return hash_zoo_model(zoo)
     if path.is_file():
         files = [path]
     else:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import InputError, LoadError
 from .model_factories import describe_user_error, require_factory_arguments
 from .torch_pickles import join_names
+from .torch_state import seed_torch
 
 _SOURCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[A-Za-z_][\w.]*))?")
 _SHOWN = 10
@@ -72,13 +72,8 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
     Raises:
         InputError: the file or the class fails, or the module is missing or ambiguous.
     """
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    try:
-        with import_from_folder(source.path.resolve().parent):
-            made = _make_named_model(source, _execute_file(source.path), arguments)
-    finally:
-        torch.set_rng_state(state)
+    with seed_torch(), import_from_folder(source.path.resolve().parent):
+        made = _make_named_model(source, _execute_file(source.path), arguments)
     if all(part.training for part in made.modules()):
         # Training mode is only the default of modules: neither the file nor the user has set a mode.
         made.eval()

@@ -48,3 +48,14 @@ def silence_logger(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def seed_torch() -> Iterator[None]:
+    """Set torch's seed to 0 within the context, because a model's code may draw its weights at random."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

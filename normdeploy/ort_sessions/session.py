@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ..types import Arrays, PathLike
 from .child_process import REHEARSE_ALL
 from .crash_risks import MENTIONS, find_crash_risks, find_empty_input_risks
+from .opset_limits import describe_unloadable_opset
 from .trial_process import TrialProcess
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -46,6 +47,7 @@ _QUANTIZERS = re.compile(rb"[Qq]uantizeLinear")
 # clearer than its log.
 _FATAL = 4
 # Matches the beginning of an error about a failing node.
+_UNKNOWN_OPSET = re.compile(r"Opset (?P<opset>\d+) is under development")
 _NODE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
     r" Name:'(?P<name>[^']*)' (?:Status Message: )?"
@@ -283,7 +285,11 @@ def ort_error_message(error: Exception) -> str:
 
     Returns: for a failing node, its op, its name and the reason.
     """
-    line = _NODE.sub(r"\g<op> '\g<name>': ", " ".join(str(error).split()))
+    text = " ".join(str(error).split())
+    # onnxruntime's own text warns of an opset "under development", and does not name the opsets that it loads.
+    if (unknown := _UNKNOWN_OPSET.search(text)) and (plain := describe_unloadable_opset(int(unknown["opset"]))):
+        return plain
+    line = _NODE.sub(r"\g<op> '\g<name>': ", text)
     return _PLACE.sub("", line).rstrip(".")
 
 

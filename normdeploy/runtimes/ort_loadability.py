@@ -21,7 +21,9 @@ from ..graphs import ort_equivalence
 from ..graphs.proto_queries import captured_names, module_path
 from ..graphs.shape_inference import infer_types
 from ..option_values import ANY, TENSORRT
+from ..ort_sessions.opset_limits import describe_unloadable_opset
 from ..rewriting.perturbed_model import PATIENCE, PerturbableModel, short_error_message
+from ..storage.onnx_domains import default_domain_opset
 from ..storage.proto_traversal import iter_bodies
 from ..storage.weight_serialization import detach_weights
 from ..types import Arrays
@@ -58,6 +60,9 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
         model = PerturbableModel(proto)
     except Exception as error:
         # onnxruntime's exceptions share no base class.
+        # Without this check, every op of the file would seem to lack a kernel.
+        if unloadable := describe_unloadable_opset(default_domain_opset(proto)):
+            return LoadFailure(unloadable)
         missing = _find_ops_without_kernel(proto)
         if missing:
             message = f"onnxruntime has no kernel for {'; '.join(missing)}"

@@ -80,6 +80,18 @@ def test_the_steps_are_the_commands(tmp_path: Path) -> None:
     assert step.files["files/samples.npz"] == tmp_path / "samples.npz"
 
 
+def test_name_of_a_package_model_is_a_source_without_files(tmp_path: Path) -> None:
+    text = '[models.one]\nsource = "timm:resnet18.a1_in1k"\nexport = {model_arg = "pretrained=True"}\n'
+    (tmp_path / "fleet.toml").write_text(text)
+    (job,) = read_fleet_file(tmp_path / "fleet.toml").iter_jobs()
+    export, verify = job_steps_of(job)
+    assert export.argv[:4] == ("export", "timm:resnet18.a1_in1k", "-o", "out/model.onnx")
+    assert verify.argv[:3] == ("verify", "timm:resnet18.a1_in1k", "export/model.onnx")
+    assert "pretrained=True" in verify.argv
+    # The code of the package belongs to the key of the step.
+    assert (export.files, export.code) == ({}, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [

@@ -102,7 +102,7 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(LoadError, match=r"folder without a config.*pass \S*pytorch_model.bin, or a Hugging Face"):
         load(tmp_path)
-    with pytest.raises(LoadError, match=r"file not found: resnet50; .*model = timm.create_model\('resnet50'"):
+    with pytest.raises(LoadError, match=r"file not found: resnet50; .*For a model of a package, pass timm:resnet50 or"):
         load("resnet50")
 
 

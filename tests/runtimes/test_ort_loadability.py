@@ -133,7 +133,7 @@ OTHERS = ', "my.own": 1'
     ("proto", "words"),
     [
         (single("(float[2, 8] x) => (float[2, 2] y) { y = Transpose <perm = [0, 0]> (x) }"), "perm .* repeated value"),
-        (single("(float[2, 8] x) => (float[2, 8] y) { y = Relu (x) }", opset=999), "Opset 999"),
+        (single("(float[2, 8] x) => (float[2, 8] y) { y = Relu (x) }", opset=999), "the file has opset 999"),
         (single("(float[2, 8] x) => (int64[2, 8] y) { y = Relu (x) }"), r"tensor\(int64\)"),
         (
             single(

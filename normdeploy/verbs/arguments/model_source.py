@@ -22,6 +22,7 @@ from ...storage.shared_weights import Weights
 from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
 from ...verb_options import LoadKeywords
+from ...zoo_sources import parse_zoo_source
 from .argument_validation import has_examples
 
 # torch takes seconds to import.
@@ -204,7 +205,9 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
         source = resolve_model_path(os.fspath(source))
     proto = load_onnx(onnx_path, external_data=False)
     record = read_record(proto)
-    if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
+    if not record or not isinstance(source, str | os.PathLike):
+        return given, []
+    if not os.path.exists(source) and parse_zoo_source(source) is None:
         return given, []
     name = os.fspath(onnx_path)
     # The recorded hash is "" if a live module or an ONNX file was exported.
@@ -263,7 +266,7 @@ def _drop_foreign_options(
     of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
     # Files of these kinds contain the model's code, so the option "model" is not needed. A trusted pickle also contains
     # the code.
-    is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
+    is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON, FileKind.ZOO) or (
         of_pickle and bool(given.get("trust"))
     )
     meant = {"task": of_folder, "part": of_folder, "key": of_pickle, "model": not is_whole}

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from ...errors import ExportError
 from ...exporting.exporter import export_without_weights, write_record
 from ...graphs import simplification
+from ...graphs.opset_conversion import convert_to_opset
+from ...graphs.region import RefusedError
 from ...loading.in_place_writes import buffer_write_notes, input_write_notes
 from ...model import LoadedModel, ModelSignature
+from ...option_values import TENSORRT, TORCH_OPSETS
+from ...ort_sessions.opset_limits import describe_unloadable_opset
 from ...rewriting import attention_fusion, rewrite_rollback
 from ...runtimes import ort_loadability
 from ...runtimes.torch_runners import EagerRunner
@@ -86,8 +91,8 @@ def export(call: ExportCall) -> ExportResult:
         args: example arguments of a live module: a tuple, one tensor, or a mapping from forward's parameters.
         kwargs: example keyword arguments. A transformers model needs neither examples nor ``inputs``.
         output: path of the ONNX file; None returns the model in memory only.
-        opset: 18 to 25; None means 21. If the node of a norm needs a newer opset, the file gets this opset, and a note
-            says so.
+        opset: 18 to 28; None means 21. Opsets above 25 are reached by converting torch's file. If the node of a norm
+            needs a newer opset, the file gets this opset, and a note says so.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "tensorrt" or "tensorrt-rtx".
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
@@ -171,6 +176,35 @@ class ExportConversion(Conversion):
 # ------------------------------------------------------------------ stages, in their order
 
 
+def require_loadable_opset(export: ExportConversion) -> None:
+    """Refuse an opset that the installed libraries can't write or load, before any work.
+
+    Raises:
+        ExportError: onnx or onnxruntime is older than the opset.
+    """
+    opset = export.options.opset
+    if opset is None or opset in TORCH_OPSETS:
+        return
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise ExportError(
+            f"opset {opset} can't be written: the installed onnx {onnx.__version__} has opsets up to {newest}; install "
+            f"a newer onnx, or pass --opset {newest}"
+        )
+    unloadable = describe_unloadable_opset(opset)
+    if not unloadable:
+        return
+    if export.options.runtime not in TENSORRT:
+        raise ExportError(
+            f"a file of opset {opset} would not run, so nothing was written: {unloadable}. Pass an older --opset, or "
+            "--runtime tensorrt if onnxruntime does not have to run the file"
+        )
+    export.notes.append(
+        f"the file was checked at opset {TORCH_OPSETS.stop - 1} and then converted: {unloadable}, so the result was "
+        "not run"
+    )
+
+
 def load_model(export: ExportConversion) -> None:
     """Load and trace the model."""
     export.model = export.options.load_source()
@@ -182,7 +216,7 @@ def trace_model(export: ExportConversion) -> None:
     assert export.model is not None
     export.proto, weights = export_without_weights(
         export.model,
-        opset=call.opset or OPSET,
+        opset=min(call.opset or OPSET, TORCH_OPSETS.stop - 1),
         custom_translation_table=call.custom_translation_table,
         progress=call.progress,
     )
@@ -247,6 +281,24 @@ def compare_with_reference(export: ExportConversion) -> None:
     export.notes += export_check.require_expected_outputs(export.expected, export.proto, call.load_source, call.runtime)
 
 
+def raise_opset(export: ExportConversion) -> None:
+    """Convert the file to an opset that torch's exporter does not write.
+
+    Raises:
+        ExportError: a node can't be converted.
+    """
+    opset = export.options.opset
+    if opset is None or opset in TORCH_OPSETS:
+        return
+    try:
+        export.proto = convert_to_opset(export.proto, opset)
+    except RefusedError as error:
+        raise ExportError(
+            f"the file can't be converted to opset {opset}: {error}; pass --opset {TORCH_OPSETS.stop - 1}"
+        ) from error
+    export.summary = replace(export.summary, opset=opset)
+
+
 def add_record(export: ExportConversion) -> None:
     """Write the export record into the file: the inputs of the model and the options of the export.
 
@@ -291,6 +343,7 @@ def note_the_rest(export: ExportConversion) -> None:
 
 STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(require_options),
+    ConversionStage(require_loadable_opset),
     ConversionStage(load_model, "load", details=describe_source),
     ConversionStage(trace_model, "export"),
     ConversionStage(run_reference, "reference"),
@@ -300,6 +353,7 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(compare_rewritten, "compare"),
     ConversionStage(compare_with_reference, "check"),
     *LOWERING,
+    ConversionStage(raise_opset),
     ConversionStage(add_record),
     ConversionStage(write_file, "write", Conversion.is_written),
     ConversionStage(sign_file),
