@@ -11,7 +11,7 @@ import normdeploy
 
 from ..reports.report import Report
 from ..verb_options import as_keywords
-from ..verbs.run.run_options import RunOptions
+from ..verbs.run.run_options import RunOptions, TokenOptions
 from .console import print_report, require_reports, silence_output
 from .options import QuietOption, ReportingOptions, ReportOption
 
@@ -37,14 +37,16 @@ def run(
     ] = None,
     *,
     options: RunOptions,
+    tokens: TokenOptions,
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Run an ONNX file or an engine once, and summarize its outputs."""
+    """Run an ONNX file or an engine once, and summarize its outputs. With --generate, run a decoder token by token."""
     reporting = ReportingOptions(report=written.report, quiet=shown.quiet)
-    require_reports(reporting, [path for path in (source, output, inputs) if path is not None])
+    used = (source, output, inputs, tokens.tokenizer)
+    require_reports(reporting, [path for path in used if path is not None])
     with silence_output(quiet=shown.quiet):
-        done = normdeploy.run(source, inputs, output, **as_keywords(options))
+        done = normdeploy.run(source, inputs, output, **as_keywords(options), **as_keywords(tokens))
     files = {"source": str(source)}
     if output is not None:
         files["output"] = str(output)

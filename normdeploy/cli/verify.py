@@ -82,7 +82,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
         InputError: the user passes other files in addition to the folder, or options that apply to a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
-    values |= {"--map": options.map, "--runner": options.runners}
+    values |= {"--map": options.map, "--runner": options.runners, "--generate": options.generate}
     of_one = [flag for flag, value in values.items() if value]
     folder = next(file for file in files if file.is_dir())
     if len(files) > 1:

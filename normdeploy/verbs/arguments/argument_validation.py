@@ -45,6 +45,7 @@ _LEAST = {
     "threads": 1,
     "max_elements": 1,
     "instances": 1,
+    "generate": 1,
     "seed": 0,
     "device": 0,
     "compare_limit": 0,
@@ -52,7 +53,7 @@ _LEAST = {
 _SEVERAL = frozenset(
     {
         *("sources", "files", "engines", "runners", "calibrate", "compute_capabilities", "profiles", "fail_on"),
-        *("dims", "imports", "keep_float"),
+        *("dims", "imports", "keep_float", "prompts"),
     }
 )
 _OPTIONAL = frozenset({"provider", "quantize", "calibration"})

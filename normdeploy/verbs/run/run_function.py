@@ -16,6 +16,7 @@ from ...errors import GraphError, InputError, NormdeployError
 from ...findings.rendering import Renderable
 from ...inputs.array_conversion import to_numpy
 from ...inputs.file_inputs import describe_file_inputs, parse_input_values
+from ...inputs.token_prompts import IDS, MASK
 from ...model import DEFAULT_SIZES, Dim, InputSpec, ModelSignature
 from ...option_values import PROVIDERS
 from ...runtimes.session_runner import SessionRunner
@@ -29,6 +30,7 @@ from ...storage.onnx_files import load_onnx, require_terminating_file
 from ...types import PathLike
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..run.run_options import RunCall, RunnerCall
+from .token_generation import TOKENS, generate_tokens, require_token_options
 
 # torch takes seconds to import.
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Inference(Renderable):
         inputs, outputs: name -> "dtype[shape]".
         arrays: output name -> array.
         seconds: stage -> seconds.
+        texts: generated text of each prompt; () without a tokenizer or without ``generate``.
     """
 
     runner: str
@@ -56,6 +59,7 @@ class Inference(Renderable):
     arrays: dict[str, np.ndarray]
     notes: tuple[str, ...]
     seconds: dict[str, float]
+    texts: tuple[str, ...] = ()
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -63,12 +67,16 @@ class Inference(Renderable):
         return f"{self.runner}, {self.seconds['run']:.3f} s: {outputs}"
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the run without its arrays.
+        """Describe the run without its arrays, except for generated tokens.
 
         Returns:
-            The runner, and "dtype[shape]" of each input and output.
+            The runner, and "dtype[shape]" of each input and output. With ``generate``, also the generated tokens and
+            texts.
         """
-        return {"runner": self.runner, "inputs": self.inputs, "outputs": self.outputs}
+        described: dict[str, Any] = {"runner": self.runner, "inputs": self.inputs, "outputs": self.outputs}
+        if set(self.arrays) == {TOKENS}:
+            described |= {"tokens": self.arrays[TOKENS].tolist(), "texts": list(self.texts)}
+        return described
 
     def show(self, console: Console) -> None:
         from .run_tables import show_inference
@@ -176,6 +184,12 @@ def run(call: RunCall) -> Inference:
         stated_inputs: sizes and values of generated inputs of an ONNX file, such as ``ids:int64[2,8]{0:30522}``. Values
             without sizes are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``; the array of the file is used
             unchanged.
+        generate: number of tokens to generate after each prompt with a decoder file that has a cache
+            (``normdeploy.runtimes.cached_decoder``). The only output is ``tokens``, int64 [prompts, generate]. Without
+            prompts, ``inputs`` gives ``input_ids`` and ``attention_mask``, or random tokens are continued.
+        prompts: texts to continue.
+        prompt_ids: token ids to continue: sequences of numbers, or texts such as "1,15,7".
+        tokenizer: folder of the tokenizer; None takes the folder of the file.
 
     Returns:
         The output arrays, types and shapes of inputs and outputs, notes and times.
@@ -196,6 +210,7 @@ def run(call: RunCall) -> Inference:
         _require_distinct(
             resolve_writable_path(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)]
         )
+    require_token_options(call)
     start = time.perf_counter()
     notes = list[str]()
     opening = open_runner(
@@ -209,6 +224,22 @@ def run(call: RunCall) -> Inference:
     )
     with opening as opened:
         loaded = time.perf_counter()
+        if call.generate is not None:
+            made = generate_tokens(opened, source, call, call.generate)
+            done = time.perf_counter()
+            if output is not None:
+                write_npz(output, {TOKENS: made.tokens})
+            arrays = {TOKENS: made.tokens}
+            seconds = {"load": loaded - start, "run": done - loaded}
+            return Inference(
+                opened.name,
+                _describe_types({IDS: made.prompts.ids, MASK: made.prompts.mask}),
+                _describe_types(arrays),
+                arrays,
+                (*opened.notes, *made.notes),
+                seconds,
+                made.texts,
+            )
         if inputs is None:
             feeds, notes = _generate_feeds_for(opened, source, call)
         else:

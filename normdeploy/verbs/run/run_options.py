@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...option_values import RuntimeCache
@@ -66,8 +67,42 @@ class RunOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    """Options for generating tokens with a decoder file."""
+
+    generate: int | None = option_field(
+        None,
+        "--generate",
+        "Generate N tokens after each prompt, with the cache of a decoder file. Each token is the most probable one.",
+        metavar="N",
+        minimum=1,
+    )
+    prompts: Sequence[str] = option_field(
+        (),
+        "--prompt",
+        "Text to continue. A tokenizer must be in the folder of FILE, or in --tokenizer. Repeatable.",
+        metavar="TEXT",
+        type=list[str] | None,
+    )
+    prompt_ids: Sequence[str | Sequence[int]] = option_field(
+        (),
+        "--prompt-ids",
+        "Token ids to continue, such as 1,15,7. Repeatable. Shorter prompts are padded on the left.",
+        metavar="IDS",
+        type=list[str] | None,
+    )
+    tokenizer: PathLike | None = option_field(
+        None,
+        "--tokenizer",
+        "Folder of the tokenizer, for example the folder of the model. Default: the folder of FILE.",
+        metavar="FOLDER",
+        type=Path | None,
+    )
+
+
 @dataclass(frozen=True)
-class RunCall(RunOptions):
+class RunCall(TokenOptions, RunOptions):
     """Arguments of a call of ``run``."""
 
     source: Onnx

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ...errors import escape_line
 from .run_function import copy_to_host
+from .token_generation import TOKENS
 
 if TYPE_CHECKING:
     from .run_function import Inference
@@ -21,9 +22,21 @@ def show_inference(console: Console, done: Inference) -> None:
     lines += [f"  in   {name}  {text}" for name, text in done.inputs.items()]
     for name, text in done.outputs.items():
         lines.append(f"  out  {name}  {text}  {summarize_values(done.arrays[name])}".rstrip())
+    if set(done.arrays) == {TOKENS}:
+        lines += _describe_tokens(done)
     console.print(Text("\n".join(map(escape_line, lines))), soft_wrap=True)
     for note in done.notes:
         console.print(Text(f"note: {escape_line(note)}", style="yellow"))
+
+
+def _describe_tokens(done: Inference) -> list[str]:
+    """Return one line of token ids for each prompt, and its text if there is a tokenizer."""
+    lines = []
+    for place, row in enumerate(done.arrays[TOKENS]):
+        lines.append(f"  prompt {place + 1}: {','.join(map(str, row.tolist()))}")
+        if done.texts:
+            lines.append(f"  prompt {place + 1}: {done.texts[place]!r}")
+    return lines
 
 
 def summarize_values(values: Any) -> str:

@@ -10,6 +10,7 @@ from ...compare.ulp_spacing import EAGER_MULTIPLE
 from ...findings.rendering import Renderable, make_printable
 from ...runtimes.ort_runner import NAMES
 from ...runtimes.torch_runners import Float64Runner
+from .generation_result import Generation
 from .output_results import COLUMNS, OutputResult
 from .quantization_budget import ROUNDED, UNROUNDED
 from .reference_models import OWN
@@ -41,6 +42,7 @@ class Comparison(Renderable):
         word: source of the inputs' sizes and values; "" if the model or the user gave them.
         limits: limits of the verdict, each a phrase that follows the word "verified".
         trace: difference between a live module and its trace; "" if there is no difference or no live module.
+        generation: verdict on each generated token; None if no tokens were requested.
     """
 
     results: tuple[OutputResult, ...]
@@ -56,6 +58,7 @@ class Comparison(Renderable):
     word: str = ""
     limits: tuple[str, ...] = ()
     trace: str = ""
+    generation: Generation | None = None
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -79,13 +82,14 @@ class Comparison(Renderable):
 
     @property
     def _is_wrong(self) -> bool:
-        """Return whether the files fail: in a runtime, by a weight, by the trace, or because an ONNX file runs
-        nowhere.
+        """Return whether the files fail: in a runtime, by a weight, by the trace, by a generated token, or because an
+        ONNX file runs nowhere.
         """
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
         runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
-        return not all(made) or not all(self.weights) or runs_nowhere or bool(self.trace)
+        generates_wrongly = self.generation is not None and not self.generation
+        return not all(made) or not all(self.weights) or runs_nowhere or bool(self.trace) or generates_wrongly
 
     def __bool__(self) -> bool:
         return self.ok

@@ -15,6 +15,7 @@ from . import file_comparison as compare
 from .comparison_result import Comparison
 from .comparison_settings import ComparisonSettings
 from .compute_budget import ComparisonBudget, processor_time
+from .folder_generation import generate_from_folder
 from .reference_loading import load_original
 from .trace_check import compare_with_trace
 from .verify_options import VerifyCall
@@ -52,6 +53,9 @@ def verify(call: VerifyCall) -> Comparison:
             ``standard`` of the result says whether the default rule holds too.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one output
             (``normdeploy.compare.metrics``).
+        generate: number of tokens that each file generates after prompts, greedily and with its cache, in addition to
+            the comparison of its outputs. Each step is compared with eager mode (``generation_check``). The model must
+            be a Hugging Face folder of a decoder. ``feeds`` gives the prompts (``input_ids``, ``attention_mask``).
         policy: a file of such rules (``normdeploy.verbs.verify.policy_file``). Arguments override it.
         also_default: the default rule must hold in addition to the given rules.
         dataset: samples on which metrics are measured: an .npz file, a folder of .npz files, or a Hugging Face dataset
@@ -79,6 +83,11 @@ def verify(call: VerifyCall) -> Comparison:
     # ``take_fields_as_arguments`` has written models in memory to files.
     every = [*cast("Sequence[PathLike]", call.files), *call.engines]
     rules = ComparisonSettings.from_options(call, budget, call.runners)
+    generation = None
+    if call.generate is not None:
+        # Tokens are compared first, because most wrong arguments show in this step.
+        with stage("generate"):
+            generation = generate_from_folder(call, rules.inputs, every)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(call.source, every, call.args, call.kwargs, call.load_keywords)
     with stage("verify"):
@@ -92,4 +101,5 @@ def verify(call: VerifyCall) -> Comparison:
         notes += [*filter(None, [beside.note]), *clock.describe_left_out()]
         limits = dict.fromkeys((*comparison.limits, *clock.describe_limits()))
         comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))
-    return replace(comparison, notes=tuple(dict.fromkeys((*notes, *comparison.notes))))
+    merged = tuple(dict.fromkeys((*notes, *comparison.notes)))
+    return replace(comparison, notes=merged, generation=generation)

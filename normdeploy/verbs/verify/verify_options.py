@@ -118,7 +118,21 @@ class DriftOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(RunnersOption, DriftOption, ComparisonOptions):
+class GenerateOption:
+    """Option to compare generated tokens in addition to outputs."""
+
+    generate: int | None = option_field(
+        None,
+        "--generate",
+        "Also generate N tokens after each prompt with a decoder's cache, and compare each step with eager mode."
+        " The model must be a Hugging Face folder.",
+        metavar="N",
+        minimum=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(RunnersOption, GenerateOption, DriftOption, ComparisonOptions):
     """Options of ``verify``."""
 
 

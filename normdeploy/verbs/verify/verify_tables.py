@@ -11,6 +11,7 @@ from rich.text import Text
 from ...errors import NEITHER, escape_line
 from ...findings.console_tables import Column, WordTable, file_title, make_table
 from .drift_outline import DRIFT, outline_drift
+from .generation_tables import show_generation
 
 if TYPE_CHECKING:
     from .comparison_result import Comparison
@@ -42,6 +43,8 @@ def show_parity(console: Console, parity: Comparison) -> None:
         for row in outline_drift(parity.drift):
             table.add_row(*map(Text, row))
         console.print(table)
+    if parity.generation is not None:
+        show_generation(console, parity.generation)
     for missed in parity.not_run:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
     for note in parity.notes:
@@ -65,6 +68,8 @@ def failure_lines(parity: Comparison) -> list[str]:
         for r in parity.results
         if not r and r.file
     ]
+    if parity.generation is not None:
+        lines += parity.generation.describe_failures()
     missed = [f"not run: {', '.join(filter(None, (m.runtime, m.file)))}: {m.reason}" for m in parity.not_run]
     return [
         *lines,
@@ -107,7 +112,8 @@ def describe_verdict(parity: Comparison) -> str:
         limits = f" {'; '.join(parity.limits)};"
     else:
         limits = ""
-    return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
+    standard = f" {parity.standard}" if parity.standard else ""
+    return f"verified{left_out}{limits}{far}{standard}"
 
 
 def summarize_verdict(parity: Comparison) -> str:

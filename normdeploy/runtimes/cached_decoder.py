@@ -1,0 +1,219 @@
+"""Generate tokens with a decoder file that takes its keys and values as inputs, as ``export`` and optimum write it.
+
+The file reads new tokens and the cache of all earlier tokens, and returns logits and the longer cache. The first run
+reads the prompt with an empty cache. Each later run reads one token:
+
+    input_ids [batch, new], attention_mask [batch, past + new], position_ids [batch, new], past_key_values.*  →
+    logits [batch, new, vocabulary], present.*
+
+The output ``present.0.key`` of a run is the input ``past_key_values.0.key`` of the next run. A state whose size does
+not grow, such as that of a linear attention, begins with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import InputError
+from ..inputs.token_prompts import IDS, MASK, PromptBatch, find_positions
+from ..model import TensorSpec
+from ..types import Array
+
+POSITIONS = "position_ids"
+LOGITS = "logits"
+PAST, PRESENT = "past_key_values.", "present."
+_KNOWN = (IDS, MASK, POSITIONS)
+_HOW = "export the folder with --task text-generation-with-past"
+# Maximum number of names that a message lists.
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class DecoderPorts:
+    """Inputs and outputs of a decoder file.
+
+    Attributes:
+        inputs: input name -> description.
+        cache: name of a cache's input -> name of the output that continues it.
+    """
+
+    inputs: Mapping[str, TensorSpec]
+    cache: Mapping[str, str]
+
+    @property
+    def takes_mask(self) -> bool:
+        """Return whether the file has an attention mask, so that rows can be padded."""
+        return MASK in self.inputs
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """Return the only batch size of the file; None if any size can be passed."""
+        size = self.inputs[IDS].shape[0]
+        if isinstance(size, int):
+            return size
+        return None
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Return the only number of new tokens that one run reads; None if any number can be passed."""
+        size = self.inputs[IDS].shape[1]
+        if isinstance(size, int):
+            return size
+        return None
+
+
+def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequence[str]) -> DecoderPorts:
+    """Find the cache among a file's inputs and outputs.
+
+    Args:
+        label: name of the file in messages.
+        outputs: names of the outputs.
+
+    Returns:
+        The inputs, and each input of the cache with its output.
+
+    Raises:
+        InputError: the file is not a decoder with a cache, or it has an input of unknown meaning.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    past = [name for name in specs if name.startswith(PAST)]
+    if not past and IDS not in specs:
+        raise InputError(
+            f"{label} has the inputs {_list_names(specs)}, but a decoder that generates takes {IDS!r} and a cache"
+            f" ({PAST}0.key); {_HOW}, or omit --generate"
+        )
+    if not past:
+        raise InputError(
+            f"{label} has no cache among its inputs ({PAST}0.key), so it can't read one token after the other: it has"
+            f" {_list_names(specs)}; if the model is a decoder, {_HOW}"
+        )
+    if foreign := [name for name in specs if name not in (*_KNOWN, *past)]:
+        raise InputError(
+            f"{label} has the inputs {_list_names(foreign)}, which --generate does not know: it passes"
+            f" {', '.join(_KNOWN)} and {PAST}*; the decoder of an encoder-decoder can't be run alone"
+        )
+    if IDS not in specs or len(specs[IDS].shape) != 2:
+        raise InputError(f"{label} has no input {IDS!r} of shape [batch, length]; {_HOW}")
+    cache = {name: PRESENT + name.removeprefix(PAST) for name in past}
+    wanted = [LOGITS, *cache.values()]
+    if lacking := [name for name in wanted if name not in outputs]:
+        raise InputError(
+            f"{label} has no output {_list_names(lacking)}, so its cache can't be passed on; it has"
+            f" {_list_names(outputs)}; {_HOW}"
+        )
+    return DecoderPorts(specs, cache)
+
+
+def _list_names(names: Iterable[str]) -> str:
+    every = list(names)
+    return f"{', '.join(map(repr, every[:_NAMED]))}{', ...' if len(every) > _NAMED else ''}"
+
+
+class CachedDecoder:
+    """Decoder with the cache of the tokens that it has read.
+
+    Args:
+        infer: runs the file once: input name -> array, to output name -> array.
+        ports: inputs and outputs of the file.
+    """
+
+    def __init__(self, infer: Callable[[Mapping[str, Any]], Mapping[str, Any]], ports: DecoderPorts) -> None:
+        self._infer = infer
+        self._ports = ports
+        self._cache: dict[str, Any] = {}
+        self._mask = np.zeros((0, 0), np.int64)
+
+    def read_prompts(self, prompts: PromptBatch) -> Array:
+        """Read prompts with an empty cache.
+
+        Returns:
+            Logits of the token after each row, [batch, vocabulary].
+
+        Raises:
+            InputError: the prompts do not fit the file, or the file does not run on them.
+        """
+        batch = prompts.ids.shape[0]
+        self._require_fitting_batch(prompts)
+        self._cache = {name: self._empty_state(name, batch) for name in self._ports.cache}
+        self._mask = np.zeros((batch, 0), np.int64)
+        if self._ports.fixed_length == 1:
+            # Such a file reads the prompt token by token.
+            logits = [self._run(prompts.ids[:, [i]], prompts.mask[:, [i]]) for i in range(prompts.ids.shape[1])]
+            return logits[-1]
+        return self._run(prompts.ids, prompts.mask)
+
+    def read_tokens(self, tokens: Array) -> Array:
+        """Read one token of each row.
+
+        Args:
+            tokens: token ids, int64 [batch].
+
+        Returns:
+            Logits of the next token, [batch, vocabulary].
+        """
+        column = np.asarray(tokens, np.int64)[:, None]
+        return self._run(column, np.ones_like(column))
+
+    def _require_fitting_batch(self, prompts: PromptBatch) -> None:
+        fixed = self._ports.fixed_batch
+        if fixed is not None and fixed != prompts.ids.shape[0]:
+            raise InputError(f"the file reads {fixed} prompts at once, but {prompts.ids.shape[0]} were passed")
+        if prompts.is_padded and not self._ports.takes_mask:
+            raise InputError(
+                f"the prompts have different lengths, but the file has no {MASK} to hide the padding; pass one prompt,"
+                " or prompts of the same length"
+            )
+
+    def _empty_state(self, name: str, batch: int) -> Array:
+        """Return the state before the first token. Axes of open size count tokens, so they are empty."""
+        spec = self._ports.inputs[name]
+        inner = (size if isinstance(size, int) else 0 for size in spec.shape[1:])
+        return np.zeros((batch, *inner), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
+
+    def _run(self, ids: Array, mask: Array) -> Array:
+        self._mask = np.concatenate([self._mask, mask], 1)
+        values = {IDS: ids, MASK: self._mask, POSITIONS: find_positions(self._mask)[:, -ids.shape[1] :]}
+        feeds: dict[str, Any] = {
+            name: value.astype(self._ports.inputs[name].dtype)
+            for name, value in values.items()
+            if name in self._ports.inputs
+        }
+        outputs = self._infer({**feeds, **self._cache})
+        self._cache = {name: outputs[output] for name, output in self._ports.cache.items()}
+        return np.asarray(outputs[LOGITS])[:, -1]
+
+
+def generate_greedily(decoder: CachedDecoder, prompts: PromptBatch, count: int) -> Array:
+    """Generate the most probable tokens.
+
+    Args:
+        count: number of tokens, at least 1.
+
+    Returns:
+        Token ids, int64 [batch, count].
+    """
+    logits = decoder.read_prompts(prompts)
+    tokens = [logits.argmax(-1)]
+    while len(tokens) < count:
+        logits = decoder.read_tokens(tokens[-1])
+        tokens.append(logits.argmax(-1))
+    return np.stack(tokens, 1).astype(np.int64)
+
+
+def follow_tokens(decoder: CachedDecoder, prompts: PromptBatch, tokens: Array) -> Array:
+    """Read given tokens after the prompts, one by one, whatever the decoder itself would choose.
+
+    Args:
+        tokens: token ids, int64 [batch, count]. The last token is not read.
+
+    Returns:
+        Logits before each token, [batch, count, vocabulary].
+    """
+    logits = [decoder.read_prompts(prompts)]
+    logits += [decoder.read_tokens(tokens[:, step]) for step in range(tokens.shape[1] - 1)]
+    return np.stack(logits, 1)

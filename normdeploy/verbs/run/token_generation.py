@@ -1,0 +1,178 @@
+"""Generate tokens with a decoder file: read the prompts, run the file token by token, and decode the tokens."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ...errors import InputError, RuntimeUnavailable
+from ...inputs.token_prompts import USUAL_LENGTH, PromptBatch, draw_prompts, pad_left, read_prompts
+from ...runtimes.cached_decoder import LOGITS, CachedDecoder, find_decoder_ports, generate_greedily
+from ...runtimes.trt_runner import is_engine
+from ...storage.npz_files import read_npz
+from ...types import Array, PathLike
+from .run_options import RunCall, TokenOptions
+
+if TYPE_CHECKING:
+    from ...runtimes.live_runner import LiveRunner
+
+# Name of the only output of a run that generates.
+TOKENS = "tokens"
+# Files of which a tokenizer's folder has at least one.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class GeneratedTokens:
+    """Tokens after each prompt.
+
+    Attributes:
+        tokens: int64 [prompts, count].
+        texts: the tokens of each prompt as text; () without a tokenizer.
+    """
+
+    prompts: PromptBatch
+    tokens: Array
+    texts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def require_token_options(call: RunCall) -> None:
+    """Check the options for generating tokens before the file is loaded.
+
+    Raises:
+        InputError: options contradict each other.
+    """
+    given = [
+        ("--prompt", call.prompts),
+        ("--prompt-ids", call.prompt_ids),
+        ("--tokenizer", call.tokenizer),
+    ]
+    used = [flag for flag, value in given if value]
+    if call.generate is None:
+        if used:
+            raise InputError(f"{used[0]} is for generating tokens; add --generate N with the number of tokens")
+        return
+    if is_engine(cast(PathLike, call.source)):
+        raise InputError(
+            f"{os.fspath(cast(PathLike, call.source))!r} is an engine; --generate runs ONNX files, so pass the ONNX"
+            " file of the engine"
+        )
+    if call.stated_inputs:
+        raise InputError("--input describes inputs of a single run; with --generate, pass --prompt or --prompt-ids")
+    sources = [flag for flag, value in (*given[:2], ("--inputs", call.inputs)) if value is not None and len_of(value)]
+    if len(sources) > 1:
+        raise InputError(f"{' and '.join(sources)} were passed; pass the prompts in one way")
+
+
+def len_of(value: Any) -> int:
+    """Return the number of prompts in an option; 1 for a path."""
+    if isinstance(value, str | os.PathLike):
+        return 1
+    return len(value)
+
+
+def generate_tokens(runner: LiveRunner, source: PathLike, call: RunCall, count: int) -> GeneratedTokens:
+    """Generate ``count`` tokens after each prompt of a call.
+
+    Args:
+        runner: the opened file.
+        source: the file.
+
+    Returns:
+        The tokens.
+
+    Raises:
+        InputError: the file is not a decoder with a cache, or the prompts can't be read.
+        RuntimeUnavailable: transformers, which reads tokenizers, is not installed.
+    """
+    label = os.path.basename(source)
+    ports = find_decoder_ports(label, runner.inputs, [spec.name for spec in runner.outputs])
+    tokenizer = None
+    notes = []
+    if call.prompts or call.tokenizer is not None:
+        tokenizer = _load_tokenizer(source, call)
+    if call.prompts:
+        prompts = pad_left("the prompts", [tokenizer(text)["input_ids"] for text in call.prompts])
+    elif call.prompt_ids:
+        prompts = pad_left("the prompts", [_parse_ids(given) for given in call.prompt_ids])
+    elif call.inputs is not None:
+        prompts = _read_given_prompts(call.inputs)
+    else:
+        vocabulary = _vocabulary_size(runner)
+        prompts = draw_prompts(vocabulary, USUAL_LENGTH, call.seed)
+        notes.append(f"no prompt was passed: a {prompts.name} is continued")
+    tokens = generate_greedily(CachedDecoder(runner.infer, ports), prompts, count)
+    if tokenizer is None:
+        texts = ()
+    else:
+        texts = tuple(tokenizer.decode(row.tolist()) for row in tokens)
+    return GeneratedTokens(prompts, tokens, texts, tuple(notes))
+
+
+def _read_given_prompts(inputs: PathLike | Mapping[str, Any]) -> PromptBatch:
+    if isinstance(inputs, Mapping):
+        return read_prompts("the inputs", {name: np.asarray(value) for name, value in inputs.items()})
+    return read_prompts(os.fspath(inputs), read_npz(inputs))
+
+
+def _parse_ids(given: str | Sequence[int]) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Raises:
+        InputError: an id is not a whole number of 0 or more.
+    """
+    if isinstance(given, str):
+        parts: Sequence[Any] = [part for part in given.replace(" ", ",").split(",") if part]
+    else:
+        parts = list(given)
+    try:
+        ids = [int(part) for part in parts]
+    except (TypeError, ValueError):
+        ids = [-1]
+    if not ids or min(ids) < 0:
+        raise InputError(f"the prompt {given!r} is not a list of token ids; write numbers of 0 or more, such as 1,15,7")
+    return ids
+
+
+def _vocabulary_size(runner: LiveRunner) -> int:
+    logits = next(spec for spec in runner.outputs if spec.name == LOGITS)
+    size = logits.shape[-1] if logits.shape else None
+    if not isinstance(size, int):
+        raise InputError("the file does not state the number of its tokens; pass --prompt-ids or --prompt")
+    return size
+
+
+def _load_tokenizer(source: PathLike, call: TokenOptions) -> Any:
+    """Load the tokenizer of the folder that the user names, or of the file's folder. Code of the folder is not run.
+
+    Raises:
+        InputError: the folder has no tokenizer, or the tokenizer can't be loaded.
+        RuntimeUnavailable: transformers is not installed.
+    """
+    folder = Path(source).parent if call.tokenizer is None else Path(call.tokenizer)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise InputError(
+            f"the folder {str(folder)!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}), which --prompt needs; pass"
+            " its folder with --tokenizer, or pass --prompt-ids"
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise RuntimeUnavailable(
+            "the tokenizer needs transformers, which is not installed: pip install transformers, or pass --prompt-ids"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # The errors of transformers share no base class.
+        raise InputError(
+            f"the tokenizer in {str(folder)!r} can't be loaded: {type(error).__name__}:"
+            f" {' '.join(str(error).split()):.200}; pass --prompt-ids"
+        ) from error

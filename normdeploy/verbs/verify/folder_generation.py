@@ -1,0 +1,78 @@
+"""Load a Hugging Face folder as a generator and as a model without a cache, for ``verify --generate``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ExportError, InputError
+from ...inputs.input_cases import NamedInputs
+from ...loading import load
+from ...loading.file_kinds import FileKind, detect_kind
+from ...loading.hub import resolve_model_path
+from ...loading.huggingface_generation import GENERATION_TASK, FolderGenerator
+from ...types import PathLike
+from .compute_budget import BudgetClock
+from .generation_check import check_generation, open_decoder
+from .generation_result import Generation
+from .verify_options import VerifyCall
+
+
+def _require_folder(source: Any) -> Path:
+    """Return the folder of a Hugging Face model.
+
+    Raises:
+        InputError: the source is something else.
+    """
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(
+            f"generate compares with a Hugging Face folder, but a {type(source).__name__} was passed; save it with"
+            " save_pretrained, and pass the folder"
+        )
+    path = resolve_model_path(os.fspath(source))
+    if detect_kind(path) is not FileKind.HUGGINGFACE:
+        raise InputError(
+            f"--generate compares with a Hugging Face folder, but {os.fspath(source)!r} is none; pass the folder that"
+            " the file was exported from, or omit --generate"
+        )
+    return path
+
+
+def generate_from_folder(
+    call: VerifyCall, inputs: Sequence[NamedInputs] | None, files: Sequence[PathLike]
+) -> Generation:
+    """Compare the tokens that ``files`` generate with those of the folder in eager mode.
+
+    Args:
+        inputs: the user's prompts; None to draw prompts.
+
+    Returns:
+        The verdict on each token.
+
+    Raises:
+        InputError: as for ``check_generation``.
+        ExportError: the model without a cache can't be traced.
+    """
+    assert call.generate is not None
+    path = _require_folder(call.source)
+    for file in files:
+        # A wrong file is refused before the model is loaded.
+        open_decoder(Path(file))
+    generator = FolderGenerator(path, trust=call.trust)
+    try:
+        model = load(path, trust=call.trust, imports=call.imports, task=GENERATION_TASK)
+    except ExportError as error:
+        raise ExportError(f"--generate needs the model without a cache, which can't be traced: {error}") from error
+    return check_generation(
+        model,
+        generator,
+        [Path(file) for file in files],
+        count=call.generate,
+        seeds=call.seeds,
+        inputs=inputs,
+        runners=call.runners,
+        clock=BudgetClock(call.max_seconds),
+        progress=call.progress,
+    )

@@ -1,0 +1,183 @@
+"""Small decoders with a cache: one that counts, as ONNX, and one with attention and rotary positions in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+VOCABULARY = 12
+HIDDEN, HEADS, HEAD = 16, 2, 8
+COUNTING = f"""
+<ir_version: 10, opset_import: ["": 21]>
+counting (int64[batch, seq] input_ids, int64[batch, total] attention_mask, int64[batch, seq] position_ids,
+          float[batch, 1, past, 1] past_key, float[batch, 1, past, 1] past_value)
+  => (float[batch, seq, {VOCABULARY}] logits, float[batch, 1, all, 1] present_key,
+      float[batch, 1, all, 1] present_value)
+<int64 one = {{1}}, int64[1] depth = {{{VOCABULARY}}}, float[2] values = {{0, 1}}, int64[2] axes = {{1, 3}}>
+{{
+  next = Add(input_ids, one)
+  token = Mod(next, depth)
+  logits = OneHot(token, depth, values)
+  read = Cast<to = 1>(input_ids)
+  key = Unsqueeze(read, axes)
+  place = Cast<to = 1>(position_ids)
+  value = Unsqueeze(place, axes)
+  present_key = Concat<axis = 2>(past_key, key)
+  present_value = Concat<axis = 2>(past_value, value)
+}}
+"""
+
+
+def counting_decoder() -> onnx.ModelProto:
+    """Return a decoder whose next token is the last token plus 1. Its cache holds the tokens and their positions."""
+    proto = onnx.parser.parse_model(COUNTING)
+    # The notation has no names with dots.
+    names = {f"past_{kind}": f"past_key_values.0.{kind}" for kind in ("key", "value")}
+    names |= {f"present_{kind}": f"present.0.{kind}" for kind in ("key", "value")}
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.name = names.get(value.name, value.name)
+    for node in proto.graph.node:
+        for ends in (node.input, node.output):
+            ends[:] = [names.get(name, name) for name in ends]
+    return proto
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    angles = positions[:, None, :, None] / torch.tensor([1.0, 3.0, 9.0, 27.0])
+    first, second = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class Decoder(nn.Module):
+    """One layer of attention with rotary positions. ``forward`` reads the whole text without a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN)
+        self.norm = nn.RMSNorm(HIDDEN, eps=1e-5)
+        self.project, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        empty = torch.zeros(input_ids.shape[0], HEADS, 0, HEAD)
+        return {"logits": self.read(input_ids, attention_mask, position_ids, empty, empty)[0]}
+
+    def read(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Read tokens after a past.
+
+        Returns:
+            logits, all keys, all values.
+        """
+        x = self.embed(ids)
+        parts = self.project(self.norm(x)).chunk(3, -1)
+        q, k, v = (p.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for p in parts)
+        places = self.places(positions, key.shape[2])
+        keys = torch.cat([key, rotate(k, places)], 2)
+        values = torch.cat([value, v], 2)
+        scores = rotate(q, places) @ keys.transpose(-1, -2) / HEAD**0.5
+        before = torch.arange(ids.shape[1])[:, None] + key.shape[2] >= torch.arange(keys.shape[2])
+        allowed = before & (self.seen(mask)[:, None, None, :] != 0)
+        weights = scores.masked_fill(~allowed, -1e9).softmax(-1)
+        mixed = (weights @ values).transpose(1, 2).flatten(-2)
+        return self.head(x + self.out(mixed)), keys, values
+
+    def places(self, positions: torch.Tensor, past: int) -> torch.Tensor:
+        return positions
+
+    def seen(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask
+
+
+class WithPast(nn.Module):
+    """The decoder with its cache as inputs and outputs."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        logits, keys, values = self.decoder.read(ids, mask, positions, key, value)
+        return {"logits": logits, "present.0.key": keys, "present.0.value": values}
+
+
+class WrongOffset(Decoder):
+    """Fault: the tokens of the past are counted twice. A prompt, which has no past, is read rightly."""
+
+    def places(self, positions: torch.Tensor, past: int) -> torch.Tensor:
+        return positions + past
+
+
+class BlindToPadding(Decoder):
+    """Fault: the padding is read like tokens."""
+
+    def seen(self, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(mask)
+
+
+PLAIN_INPUTS = (
+    f"input_ids:int64[batch,seq]{{0:{VOCABULARY}}}",
+    "attention_mask:int64[batch,seq]",
+    "position_ids:int64[batch,seq]{0:64}",
+)
+PAST_INPUTS = (
+    PLAIN_INPUTS[0],
+    "attention_mask:int64[batch,past+seq]",
+    PLAIN_INPUTS[2],
+    f"past_key_values.0.key:float32[batch,{HEADS},past,{HEAD}]{{-3.0:3.0}}",
+    f"past_key_values.0.value:float32[batch,{HEADS},past,{HEAD}]{{-3.0:3.0}}",
+)
+PAST_DIMS = ("past=0:8:40",)
+
+
+def plain_example() -> tuple[torch.Tensor, ...]:
+    return torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64), torch.arange(3).expand(2, 3)
+
+
+def past_example() -> tuple[torch.Tensor, ...]:
+    ids, _, positions = plain_example()
+    past = torch.ones(2, HEADS, 5, HEAD)
+    return ids, torch.ones(2, 8, dtype=torch.int64), positions, past, past
+
+
+@dataclass(frozen=True)
+class Greedy:
+    tokens: np.ndarray
+    logits: np.ndarray
+
+
+class EagerLoop:
+    """The decoder in eager mode, with its own loop and cache."""
+
+    vocabulary = VOCABULARY
+    window = None
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    @torch.no_grad()
+    def generate(self, ids: np.ndarray, mask: np.ndarray, count: int) -> Greedy:
+        tokens: Sequence[torch.Tensor] = []
+        logits = []
+        read, seen = torch.from_numpy(ids), torch.from_numpy(mask)
+        key = value = torch.zeros(len(ids), HEADS, 0, HEAD)
+        for _ in range(count):
+            positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -read.shape[1] :]
+            out, key, value = self.decoder.read(read, seen, positions, key, value)
+            logits.append(out[:, -1])
+            read = out[:, -1].argmax(-1, keepdim=True)
+            tokens = [*tokens, read]
+            seen = torch.cat([seen, torch.ones_like(read)], 1)
+        return Greedy(torch.cat(list(tokens), 1).numpy(), torch.stack(logits, 1).numpy())

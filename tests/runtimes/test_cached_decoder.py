@@ -1,0 +1,74 @@
+"""The loop that passes a decoder's cache on, by a decoder that counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from normdeploy.errors import InputError
+from normdeploy.graphs.declared_inputs import tensor_spec
+from normdeploy.inputs.token_prompts import pad_left
+from normdeploy.model import TensorSpec
+from normdeploy.runtimes.cached_decoder import (
+    CachedDecoder,
+    DecoderPorts,
+    find_decoder_ports,
+    follow_tokens,
+    generate_greedily,
+)
+from normdeploy.runtimes.ort_runner import OrtRunner
+from tests.decoders import counting_decoder
+
+PROMPTS = pad_left("prompts", [[3, 4, 5], [9]])
+
+
+def counting_ports() -> DecoderPorts:
+    graph = counting_decoder().graph
+    return find_decoder_ports("counting.onnx", map(tensor_spec, graph.input), [out.name for out in graph.output])
+
+
+def test_greedy_tokens_continue_each_row() -> None:
+    with OrtRunner(counting_decoder()) as runner:
+        tokens = generate_greedily(CachedDecoder(runner.infer, counting_ports()), PROMPTS, 4)
+    np.testing.assert_array_equal(tokens, [[6, 7, 8, 9], [10, 11, 0, 1]])
+
+
+def test_the_cache_masks_and_positions_are_passed_on() -> None:
+    seen = []
+    with OrtRunner(counting_decoder()) as runner:
+
+        def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.append(feeds)
+            return runner.infer(feeds)
+
+        follow_tokens(CachedDecoder(infer, counting_ports()), PROMPTS, np.array([[1, 2, 0], [7, 8, 0]]))
+    np.testing.assert_array_equal([feeds["input_ids"].shape[1] for feeds in seen], [3, 1, 1])
+    last = seen[-1]
+    np.testing.assert_array_equal(last["attention_mask"], [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    np.testing.assert_array_equal(last["position_ids"], [[4], [2]])
+    # The cache holds the tokens and the positions that were read before.
+    np.testing.assert_array_equal(last["past_key_values.0.key"][:, 0, :, 0], [[3, 4, 5, 1], [0, 0, 9, 7]])
+    np.testing.assert_array_equal(last["past_key_values.0.value"][:, 0, :, 0], [[0, 1, 2, 3], [0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("names", "outputs", "message"),
+    [
+        (["pixel_values"], ["logits"], "takes 'input_ids' and a cache"),
+        (["input_ids", "attention_mask"], ["last_hidden_state"], "has no cache among its inputs"),
+        (["input_ids", "past_key_values.0.key"], ["logits"], "has no output 'present.0.key'"),
+        (["input_ids", "encoder_hidden_states", "past_key_values.0.key"], ["logits"], "'encoder_hidden_states', which"),
+    ],
+)
+def test_files_that_do_not_generate_are_refused(names: list[str], outputs: list[str], message: str) -> None:
+    specs = [TensorSpec(name, "int64", ("batch", "seq")) for name in names]
+    with pytest.raises(InputError, match=message):
+        find_decoder_ports("x.onnx", specs, outputs)
+
+
+def test_padding_needs_a_mask() -> None:
+    ports = counting_ports()
+    inputs = {name: spec for name, spec in ports.inputs.items() if name != "attention_mask"}
+    decoder = CachedDecoder(lambda feeds: {}, DecoderPorts(inputs, ports.cache))
+    with pytest.raises(InputError, match="no attention_mask to hide the padding"):
+        decoder.read_prompts(PROMPTS)

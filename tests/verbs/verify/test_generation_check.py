@@ -1,0 +1,174 @@
+"""Files that generate are compared with eager mode token by token: right files pass, planted faults are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+import normdeploy
+from normdeploy.errors import InputError
+from normdeploy.inputs.input_cases import NamedInputs
+from normdeploy.loading import from_module
+from normdeploy.model import LoadedModel
+from normdeploy.verbs.verify.generation_check import check_generation
+from normdeploy.verbs.verify.generation_result import Generation
+from tests.decoders import (
+    PAST_DIMS,
+    PAST_INPUTS,
+    PLAIN_INPUTS,
+    BlindToPadding,
+    Decoder,
+    EagerLoop,
+    WithPast,
+    WrongOffset,
+    past_example,
+    plain_example,
+)
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return from_module(Decoder().eval(), plain_example(), inputs=PLAIN_INPUTS)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(Decoder(), tmp_path_factory.mktemp("right"))
+
+
+def exported(decoder: Decoder, folder: Path) -> Path:
+    path = folder / "decoder.onnx"
+    normdeploy.export(WithPast(decoder).eval(), past_example(), output=path, inputs=PAST_INPUTS, dims=PAST_DIMS)
+    return path
+
+
+def check(model: LoadedModel, path: Path, decoder: Decoder | None = None, seeds: int = 2) -> Generation:
+    return check_generation(model, EagerLoop(decoder or Decoder()), [path], count=COUNT, seeds=seeds)
+
+
+def edit_weight(path: Path, target: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
+    proto = onnx.load(path)
+    for tensor in proto.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(change(tensor.name, array.copy()), tensor.name))
+    onnx.save(proto, target)
+    return target
+
+
+def test_a_right_file_generates_the_tokens_of_eager_mode(model: LoadedModel, right: Path) -> None:
+    result = check(model, right)
+    assert result, list(result.describe_failures())
+    rows = result.files[0].rows
+    assert [row.equal for row in rows] == [COUNT] * 5
+    assert [bool(row.padding) for row in rows] == [False, False, True, False, True]
+    # The bound leaves no room for another token: the smallest margin is far above it.
+    assert min(step.margin for row in rows for step in row.steps) > 10 * max(
+        step.bound for row in rows for step in row.steps
+    )
+
+
+def test_one_changed_weight_is_found(model: LoadedModel, right: Path, tmp_path: Path) -> None:
+    def change(name: str, array: np.ndarray) -> np.ndarray:
+        if array.shape == (12, 16) and "embed" in name:
+            array[:, 3] += 0.01
+        return array
+
+    changed = edit_weight(right, tmp_path / "changed.onnx", change)
+    assert changed.read_bytes() != right.read_bytes()
+    result = check(model, changed, seeds=1)
+    assert not result
+    assert "allowed" in next(result.describe_failures())
+
+
+def test_a_wrong_position_after_the_prompt_is_found(model: LoadedModel, tmp_path: Path) -> None:
+    result = check(model, exported(WrongOffset(), tmp_path), seeds=1)
+    assert not result
+    row = result.files[0].rows[0]
+    # The prompt itself is read rightly, so the fault shows from the second token on.
+    assert row.steps[0].verdict == "pass"
+    assert row.first_failure is not None
+    assert row.first_failure.step == 2
+
+
+def test_a_mask_that_ignores_padding_is_found_in_padded_prompts_alone(model: LoadedModel, tmp_path: Path) -> None:
+    result = check(model, exported(BlindToPadding(), tmp_path), seeds=1)
+    assert not result
+    assert [bool(row) for row in result.files[0].rows] == [not row.padding for row in result.files[0].rows]
+
+
+def test_a_choice_between_nearly_equal_logits_is_a_tie(tmp_path: Path) -> None:
+    decoder = Decoder().eval()
+    with torch.no_grad():
+        # The two tokens win always, and their rows differ by one unit in the last place.
+        decoder.head.bias[[3, 7]] = 9.0
+        row = decoder.head.weight[3]
+        sign = torch.where(torch.arange(len(row)) % 2 == 0, torch.inf, -torch.inf)
+        decoder.head.weight[7] = torch.nextafter(row, sign)
+    model = from_module(decoder, plain_example(), inputs=PLAIN_INPUTS)
+    right = exported(decoder, tmp_path)
+
+    def swap(name: str, array: np.ndarray) -> np.ndarray:
+        if array.shape == (12, 16) and "head" in name:
+            array[[3, 7]] = array[[7, 3]]
+        if array.shape == (16, 12):
+            array[:, [3, 7]] = array[:, [7, 3]]
+        return array
+
+    swapped = edit_weight(right, tmp_path / "swapped.onnx", swap)
+    assert swapped.read_bytes() != right.read_bytes()
+    result = check(model, swapped, decoder, seeds=1)
+    assert result, list(result.describe_failures())
+    differing = [row for row in result.files[0].rows if row.first_difference is not None]
+    assert differing
+    first = differing[0].first_difference
+    assert first is not None
+    assert first.verdict == "tie"
+    assert {first.token, first.choice} == {3, 7}
+    assert 0 < first.gap <= first.bound
+    assert next(result.describe_ties()).startswith("tie: swapped.onnx")
+
+
+def test_a_difference_beyond_the_bound_is_named_with_its_margin(
+    model: LoadedModel, right: Path, tmp_path: Path
+) -> None:
+    def negate_head(name: str, array: np.ndarray) -> np.ndarray:
+        return -array if array.shape in {(12, 16), (16, 12)} and "head" in name else array
+
+    result = check(model, edit_weight(right, tmp_path / "negated.onnx", negate_head), seeds=1)
+    row = result.files[0].rows[0]
+    first = row.first_difference
+    assert first is not None
+    assert first.gap > first.bound
+    assert first.gap >= first.margin > 0
+    assert f"token {first.step} is {first.choice}, eager's is {first.token}" in next(result.describe_failures())
+
+
+def test_eager_with_a_wrong_cache_is_no_reference(model: LoadedModel, right: Path) -> None:
+    result = check(model, right, WrongOffset().eval(), seeds=1)
+    assert not result
+    assert "eager mode with its cache is not the model without a cache" in result.reference
+
+
+def test_the_users_prompts_are_continued(model: LoadedModel, right: Path) -> None:
+    given = NamedInputs(
+        "mine.npz", {"input_ids": np.array([[0, 5], [4, 2]]), "attention_mask": np.array([[0, 1], [1, 1]])}
+    )
+    result = check_generation(model, EagerLoop(Decoder()), [right], count=3, inputs=[given])
+    assert result
+    assert [row.prompt for row in result.files[0].rows] == [(5,), (4, 2)]
+    beyond = NamedInputs("mine.npz", {"input_ids": np.array([[12]])})
+    with pytest.raises(InputError, match="token id 12 is not among the model's 12 tokens"):
+        check_generation(model, EagerLoop(Decoder()), [right], count=3, inputs=[beyond])
+
+
+def test_more_tokens_than_positions_are_refused(model: LoadedModel, right: Path) -> None:
+    with pytest.raises(InputError, match=r"decoder.onnx takes 41; generate at most 41"):
+        check_generation(model, EagerLoop(Decoder()), [right], count=50)
