@@ -21,7 +21,7 @@ def export(
     source: ModelFile, output: Output, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
     """Convert a PyTorch model to ONNX, with every normalization fused or folded and proved."""
-    if load.part == "all":
+    if load.part == "all" or (load.part is None and _is_pipeline(source)):
         _export_parts(source, output, load, options, reporting)
         return
     require_reports(reporting, (source, output, *options.calibrate))
@@ -32,14 +32,22 @@ def export(
     print_report(result, _build_report(source, output, result), reporting)
 
 
+def _is_pipeline(source: Path) -> bool:
+    """Return whether ``source`` is a diffusers pipeline, which is always exported as a folder of parts."""
+    from ..loading.file_kinds import PIPELINE_INDEX
+    from ..loading.hub import resolve_model_path
+
+    return (resolve_model_path(source) / PIPELINE_INDEX).is_file()
+
+
 def _export_parts(
     source: Path, output: Path, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
     """Export all parts of a model to a folder, with tables, report and page for each part."""
     from ..findings.console_tables import file_title
-    from ..loading.huggingface_tasks import PART_FILES
+    from ..loading import find_part_files
 
-    for file in PART_FILES.values():
+    for file in find_part_files(source, trust=load.trust).values():
         require_reports(reporting.for_file(file), (source, output))
     with show_progress(reporting.quiet) as progress:
         results = normdeploy.export_parts(

@@ -79,7 +79,7 @@ class ReportingOptions(QuietOption, HtmlOption, ReportOption):
 
         Returns:
             options whose paths contain the file's name; ``out.json`` becomes ``out.encoder_model.json`` for
-            encoder_model.onnx.
+            encoder_model.onnx, and ``out.unet.json`` for unet/model.onnx.
         """
         return replace(self, report=_path_for_file(self.report, file), html=_path_for_file(self.html, file))
 
@@ -87,7 +87,9 @@ class ReportingOptions(QuietOption, HtmlOption, ReportOption):
 def _path_for_file(report: Path | None, file: str) -> Path | None:
     if report is None:
         return None
-    return report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
+    # Files of a pipeline have one name, so their folders tell them apart.
+    name = Path(file).parent.name or Path(file).stem
+    return report.with_name(f"{report.stem}.{name}{report.suffix}")
 
 
 def typer_parameters(group: Any) -> Iterator[inspect.Parameter]:

@@ -20,6 +20,9 @@ from .options import Original, ReportingOptions
 if TYPE_CHECKING:
     from ..verbs.verify.comparison_result import Comparison
 
+# Name of the report of a pipeline's denoising step, in place of a part's name.
+_STEP = "denoising_step"
+
 
 def verify(
     source: Original,
@@ -102,30 +105,39 @@ def verify_parts(
     source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
     """Verify each part of a model against its file in ``folder``, then print one verdict."""
-    from ..findings.console_tables import file_title
-    from ..loading.huggingface_tasks import PART_FILES
-    from ..verbs.verify.verify_tables import parts_verdict
+    from ..loading import find_part_files
+    from ..verbs.verify.verify_tables import STEP_TITLE, parts_verdict
 
     used = [path for path in (options.policy,) if path is not None]
-    for file in PART_FILES.values():
+    for file in find_part_files(source, trust=load.trust).values():
         require_reports(reporting.for_file(file), (source, folder / file, *used))
     rules = as_keywords(options, ComparisonOptions, DriftOption)
     with show_progress(reporting.quiet) as progress:
         verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **load.load_keywords)
     for file, parity in verdict.comparisons.items():
-        if not reporting.quiet:
-            print_line(file_title(file))
-        print_report(parity, _build_report(source, [folder / file], parity), reporting.for_file(file))
-        if not reporting.quiet:
-            print_line()
-        elif not parity:
-            _print_failures(parity)
+        _print_part(file, parity, _build_report(source, [folder / file], parity), reporting.for_file(file))
+    if verdict.step is not None:
+        files = [folder / file for file in verdict.comparisons]
+        _print_part(STEP_TITLE, verdict.step, _build_report(source, files, verdict.step), reporting.for_file(_STEP))
     if not reporting.quiet:
         print_line(parts_verdict(verdict))
-    parts = verdict.comparisons.values()
+    parts = [*verdict.comparisons.values(), *([verdict.step] if verdict.step is not None else ())]
     if not parts or any(parity.outcome == "failed" for parity in parts):
         raise typer.Exit(1)
     require_all_run([missed for parity in parts for missed in parity.unrun])
+
+
+def _print_part(title: str, parity: Comparison, report: Report, reporting: ReportingOptions) -> None:
+    """Print the table of one part, and write its report."""
+    from ..findings.console_tables import file_title
+
+    if not reporting.quiet:
+        print_line(file_title(title))
+    print_report(parity, report, reporting)
+    if not reporting.quiet:
+        print_line()
+    elif not parity:
+        _print_failures(parity)
 
 
 def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report:

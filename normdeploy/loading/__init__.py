@@ -18,21 +18,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError, LoadError, TrustError
+from ..errors import InputError, LoadError, NormdeployError, TrustError
 from ..model import LoadedModel
 from ..zoo_sources import parse_zoo_source
 from .example_call import require_fitting_inputs
-from .file_kinds import FileKind, detect_kind, hash_model_files
+from .file_kinds import PIPELINE_INDEX, FileKind, detect_kind, hash_model_files
 from .foreign_folders import MERGE_FIRST, is_adapter
 from .hub import resolve_model_path
 from .huggingface_folder import PreparedFolder, load_folder_model, prepare_folder, require_complete_weights
-from .huggingface_tasks import PARTS
+from .huggingface_tasks import ALL_PARTS, PART_FILES, PARTS
 from .in_place_writes import find_written_buffers
 from .input_request import InputRequest, dynamic_dim_names, parse_input_request
 from .input_specs import build_input_specs
 from .live_module import from_module, trace_module, unwrap_module
 from .model_zoos import MadeModel, describe_zoo_inputs, make_named_model, make_zoo_model, note_random_weights
 from .operator_allowlist import import_operators
+from .pipeline_folder import open_pipeline, prepare_pipeline_part
+from .pipeline_index import PipelineIndex, read_pipeline_index
 from .program_file import find_live_guards, load_program
 from .program_signature import find_placeholders, find_used_parameters, match_requested_inputs, name_outputs
 from .python_file import import_from_folder, make_from_file, parse_python_source
@@ -44,7 +46,7 @@ from .torchscript_weights import ScriptWeights, read_torchscript
 from .traceable_models import request_inputs
 from .train_mode_checks import require_eval_graph
 
-__all__ = ["from_module", "from_program", "load", "load_parts"]
+__all__ = ["find_part_files", "from_module", "from_program", "load", "load_parts"]
 # Advice that is appended to the error if the model could not be made. In this case the parameters of forward, and thus
 # the required inputs, are unknown.
 _INPUTS_TOO = ". Also describe its inputs with --input, for example --input 'x:float32[batch,3,224,224]'"
@@ -70,9 +72,9 @@ def load(
     Args:
         path: a file, folder, Hub name or the name of a package's model. Files are an ExportedProgram, a module or
             weights saved by torch.save, safetensors, a TorchScript archive (only its weights), or a Python file that
-            defines the model (``my_model.py:Net``). A folder must be a Hugging Face model. A Hub name ``org/name`` is
-            looked up in huggingface_hub's cache or downloaded. ``timm:NAME`` and ``torchvision:NAME`` make a model of
-            that package, with random weights unless ``model_args`` says otherwise.
+            defines the model (``my_model.py:Net``). A folder must be a Hugging Face model or a diffusers pipeline. A
+            Hub name ``org/name`` is looked up in huggingface_hub's cache or downloaded. ``timm:NAME`` and
+            ``torchvision:NAME`` make a model of that package, with random weights unless ``model_args`` says otherwise.
         model: ``package.module:factory``, which makes the model for a file of weights. Modules in the working directory
             can be imported. ``timm:NAME`` and ``torchvision:NAME`` make a model of that package. For such a model, the
             inputs follow from the package's preprocessing if ``inputs`` is empty.
@@ -89,7 +91,7 @@ def load(
         task: task of a Hugging Face folder, for example "text-generation-with-past" (`huggingface_tasks`). It
             determines class, inputs and outputs. None takes the class in the config.
         part: part of a Hugging Face encoder-decoder: "encoder", "decoder" or "decoder-with-past". None takes the whole
-            model.
+            model. For a diffusers pipeline, it is the name of a part, for example "unet" or "vae_decoder".
 
     Returns:
         The model. Its ``recorded`` contains the options that load the same model again, except ``trust``.
@@ -100,16 +102,18 @@ def load(
         TrainingModeError: a part of the model is in training mode.
         InputError: the inputs do not fit the model, or a factory or import can't be used.
         ExportError: torch.export can't trace the model.
-        RuntimeUnavailable: transformers is not installed for a Hugging Face folder.
+        RuntimeUnavailable: transformers or diffusers is not installed for a folder that needs it.
     """
     source = parse_python_source(path)
     path = resolve_model_path(path)
     kind = FileKind.PYTHON if source is not None else detect_kind(path)
     wishes = parse_input_request(inputs, dims)
     _require_fitting_flags(path, kind, model, model_args, key)
-    if kind is not FileKind.HUGGINGFACE and (task or part):
+    of_folder = kind is FileKind.HUGGINGFACE or (kind is FileKind.PIPELINE and not task)
+    if not of_folder and (task or part):
         raise InputError(
-            f"{path} is not a Hugging Face folder, so {'--task' if task else '--part'} does not apply: omit it"
+            f"{path} is not a Hugging Face {'model ' if task else ''}folder, so {'--task' if task else '--part'} does"
+            " not apply: omit it"
         )
     # Weights are read before anything is imported, so that the user's factory is not called for a broken file.
     weights = _read_weights_as_data(path, kind, key, trust)
@@ -125,6 +129,10 @@ def load(
             loaded = _model_from_program(*load_program(path, trust, operators), wishes, eval)
         elif kind is FileKind.HUGGINGFACE:
             loaded = _model_from_folder(path, prepare_folder(path, trust, task, part), inputs, dims, eval)
+        elif kind is FileKind.PIPELINE:
+            index = read_pipeline_index(path, trust=trust)
+            prepared = prepare_pipeline_part(index, _require_pipeline_part(index, part), trust)
+            loaded = _model_from_folder(path, prepared, inputs, dims, eval, kind)
         else:
             state = find_state_dict(unpickle_fully(path), key, path) if weights is None else weights
             make = partial(make_named_model, model, model_args or {}) if model else None
@@ -154,21 +162,24 @@ def load_parts(
     dims: Sequence[str] = (),
     task: str | None = None,
 ) -> Iterator[tuple[str, LoadedModel]]:
-    """Load the parts of a Hugging Face encoder-decoder one after the other. The weights are read once, and the parts
-    share them.
+    """Load the parts of a Hugging Face encoder-decoder, or of a diffusers pipeline, one after the other.
+
+    The weights of an encoder-decoder are read once, and the parts share them.
 
     Args:
         dims: ranges of named dims. Each part takes the ranges of its own dims.
         path, trust, imports, task: as for ``load``.
 
     Yields:
-        (part name, model), in the order of ``PARTS``.
+        (part name, model), in the order of `find_part_files`.
 
     Raises:
-        NormdeployError: as for ``load``; also InputError if the model is not an encoder-decoder, or no part has one of
-            ``dims``.
+        NormdeployError: as for ``load``; also InputError if the model has no parts, or no part has one of ``dims``.
     """
     path = resolve_model_path(path)
+    if detect_kind(path) is FileKind.PIPELINE:
+        yield from _load_pipeline_parts(path, trust, imports, dims, task)
+        return
     if (kind := detect_kind(path)) is not FileKind.HUGGINGFACE:
         raise InputError(f"{path} is a {kind}, not a Hugging Face folder, so it has no parts: omit --part")
     with _import_from_cwd(bool(imports or trust)):
@@ -189,6 +200,72 @@ def load_parts(
             model = _model_from_folder(path, folder.prepare_part(part), (), own, False)
         flags = {"imports": list(imports), "dims": [*own, *model.fixed], "task": task, "part": part}
         yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
+
+
+def find_part_files(path: str | Path, *, trust: bool = False) -> dict[str, str]:
+    """List the parts of an encoder-decoder or of a diffusers pipeline, from the folder's files alone.
+
+    Returns:
+        Part -> path of its ONNX file in the folder that ``export_parts`` writes, with "/" between folders.
+
+    Raises:
+        NormdeployError: the pipeline can't be exported as a whole.
+    """
+    path = resolve_model_path(path)
+    if (path / PIPELINE_INDEX).is_file():
+        return open_pipeline(path, trust).part_files
+    return dict(PART_FILES)
+
+
+def _load_pipeline_parts(
+    path: Path, trust: bool, imports: Sequence[str], dims: Sequence[str], task: str | None
+) -> Iterator[tuple[str, LoadedModel]]:
+    if task:
+        raise InputError(f"{path} is a diffusers pipeline, so --task does not apply: omit it")
+    index = open_pipeline(path, trust)
+    names = {text: text.partition("=")[0].strip() for text in dims}
+    digest = hash_model_files(path)
+    unused = set(names.values())
+    known = set[str]()
+    for part in index.part_files:
+        with _name_failing_part(part), _import_from_cwd(bool(imports or trust)):
+            import_operators(imports)
+            prepared = prepare_pipeline_part(index, part, trust)
+            own = set(dynamic_dim_names(parse_input_request(prepared.prepared.inputs, ()).inputs))
+            known |= own
+            unused -= own
+            taken = [text for text, name in names.items() if name in own]
+            model = _model_from_folder(path, prepared, (), taken, False, FileKind.PIPELINE)
+        flags = {"imports": list(imports), "dims": taken, "part": part}
+        yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
+    if unused:
+        raise InputError(
+            f"the dim {min(unused)!r} is not in any part; the parts have the dims {', '.join(sorted(known))}"
+        )
+
+
+def _require_pipeline_part(index: PipelineIndex, part: str | None) -> str:
+    """Return the name of the part that the user chose.
+
+    Raises:
+        InputError: the user chose no part, or all parts.
+    """
+    if part is None or part == ALL_PARTS:
+        raise InputError(
+            f"{index.path} is a diffusers pipeline with the parts {', '.join(index.part_files)}, but one model is"
+            " expected here: choose one with --part. `normdeploy export PIPELINE -o FOLDER` (from Python export_parts)"
+            " writes them all"
+        )
+    return part
+
+
+@contextlib.contextmanager
+def _name_failing_part(part: str) -> Iterator[None]:
+    """Name the part of a pipeline in the error that it raises."""
+    try:
+        yield
+    except NormdeployError as error:
+        raise type(error)(f"the part {part!r} can't be exported: {error}") from error
 
 
 def _import_from_cwd(wanted: bool) -> contextlib.AbstractContextManager[None]:
@@ -213,7 +290,7 @@ def _require_fitting_flags(
             f"{path} names a model of a package, not a file: omit {'--model' if model else '--key'}, or pass a file "
             f"of weights with --model {path}"
         )
-    if kind in (FileKind.PROGRAM, FileKind.HUGGINGFACE, FileKind.PYTHON) and (model or key):
+    if kind in (FileKind.PROGRAM, FileKind.HUGGINGFACE, FileKind.PIPELINE, FileKind.PYTHON) and (model or key):
         raise InputError(
             f"{path} is {'an' if kind is FileKind.PROGRAM else 'a'} {kind}, which already contains its model: omit "
             f"{'--model' if model else '--key'}, or pass a file with only weights"
@@ -298,11 +375,16 @@ def _model_from_program(
 
 
 def _model_from_folder(
-    path: Path, folder: PreparedFolder, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
+    path: Path,
+    folder: PreparedFolder,
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    eval_mode: bool,
+    kind: FileKind = FileKind.HUGGINGFACE,
 ) -> LoadedModel:
     ready = folder.prepared
     request = request_inputs(ready, inputs, dims)
-    loaded = trace_module(ready.module, (), {}, request, eval_mode=eval_mode, kind=FileKind.HUGGINGFACE)
+    loaded = trace_module(ready.module, (), {}, request, eval_mode=eval_mode, kind=kind)
     require_complete_weights(path, folder.missing, find_used_parameters(loaded.program))
     return loaded
 

@@ -7,6 +7,7 @@
 | torch.save | zip with ``data.pkl``; the legacy format is a series of bare pickles, the first with a magic number |
 | safetensors | a little-endian u64 length, then ``{``; for several shards, a JSON named ``*.safetensors.index.json`` |
 | Hugging Face folder | ``config.json`` |
+| diffusers pipeline | ``model_index.json`` |
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _CHUNK = 1 << 20
 INDEX = ".safetensors.index.json"
 _OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 BOOKKEEPING = (".git", ".cache")
+# File of a diffusers pipeline that names its components.
+PIPELINE_INDEX = "model_index.json"
 
 
 class FileKind(StrEnum):
@@ -43,6 +46,7 @@ class FileKind(StrEnum):
     LEGACY_PICKLE = "torch.save (legacy)"
     SAFETENSORS = "safetensors"
     HUGGINGFACE = "Hugging Face folder"
+    PIPELINE = "diffusers pipeline"
     PYTHON = "Python file"
     ZOO = "model of a package"
 
@@ -59,6 +63,8 @@ def detect_kind(path: Path) -> FileKind:
     if parse_zoo_source(path) is not None:
         return FileKind.ZOO
     if path.is_dir():
+        if (path / PIPELINE_INDEX).is_file():
+            return FileKind.PIPELINE
         if foreign := describe_foreign_folder(path):
             raise LoadError(foreign)
         if (path / "config.json").is_file():

@@ -28,13 +28,16 @@ _MOST_LABELS = 2**20
 _READ = (".json", ".safetensors", ".bin", ".txt", ".model", ".h5", ".msgpack")
 
 
-def require_contained_files(folder: Path) -> None:
+def require_contained_files(folder: Path, *, root: Path | None = None) -> None:
     """Require that every file of the folder, and every file that its config or an index names, is inside the folder.
+
+    Args:
+        root: folder of the whole model, if ``folder`` is one of its parts. Files may then be anywhere inside ``root``.
 
     Raises:
         LoadError: a file is outside the folder or not a regular file, or a list of files can't be read.
     """
-    roots = _allowed_roots(folder)
+    roots = _allowed_roots(folder if root is None else root)
     for file in _iter_folder_files(folder):
         _require_inside_roots(file, folder, roots, "it is a link")
     for index in sorted(folder.glob("*index*.json")):

@@ -2,7 +2,6 @@
 
 | library | marker |
 |---|---|
-| diffusers, a whole pipeline | ``model_index.json`` |
 | diffusers, one model | ``config.json`` with ``_diffusers_version`` |
 | peft, an adapter without its base model | ``adapter_config.json``, and no weights but ``adapter_model.*`` |
 """
@@ -18,8 +17,6 @@ from ..errors import InputError
 from ..storage.regular_file import read_regular
 
 _BYTES = 1 << 20
-# Parts that hold most of a pipeline's work.
-_MAIN_PARTS = ("unet", "transformer", "vae")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _ADAPTER_WEIGHTS = "adapter_model."
 MERGE_FIRST = (
@@ -34,8 +31,6 @@ def describe_foreign_folder(path: Path) -> str:
     Returns:
         the kind of folder and the way to export it; "" for other folders.
     """
-    if (path / "model_index.json").is_file():
-        return _describe_pipeline(path)
     config = _read_object(path / "config.json")
     if "_diffusers_version" in config:
         return _describe_diffusers_model(path, _class_name(config.get("_class_name")))
@@ -48,29 +43,6 @@ def is_adapter(names: Iterable[str]) -> bool:
     """Return True if these names of weights are those of a LoRA adapter alone, without the layers it changes."""
     parts = [name.split(".") for name in names]
     return bool(parts) and all(any(part.startswith("lora_") for part in name) for name in parts)
-
-
-def _describe_pipeline(path: Path) -> str:
-    """Describe a pipeline, with the command or the Python call for its parts that are on the disk."""
-    index = _read_object(path / "model_index.json")
-    entries = {
-        name: (entry[0], _class_name(entry[1]))
-        for name, entry in index.items()
-        if isinstance(entry, list) and len(entry) == 2 and (path / name / "config.json").is_file()
-    }
-    diffusion = {name: cls for name, (library, cls) in entries.items() if library == "diffusers"}
-    encoders = [name for name, (library, _) in entries.items() if library == "transformers"]
-    said = f"{path} is a diffusers pipeline, not one model"
-    if entries:
-        said += f" (its parts: {', '.join(map(repr, entries))})"
-    said += "; export each part on its own"
-    if diffusion:
-        main = next((part for part in _MAIN_PARTS if part in diffusion), next(iter(diffusion)))
-        loading = f"{main} = diffusers.{diffusion[main]}.from_pretrained({str(path)!r}, subfolder={main!r})"
-        said += f". In Python: {loading}; normdeploy.export({main}.eval(), example_inputs, output='{main}.onnx')"
-    if encoders:
-        said += f". A part of transformers is a folder of its own: normdeploy export {path / encoders[0]}"
-    return said
 
 
 def _describe_diffusers_model(path: Path, cls: str) -> str:

@@ -85,12 +85,15 @@ def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str |
     return load_folder_model(path, trust, task).prepare_part(part)
 
 
-def load_folder_model(path: Path, trust: bool, task: str | None = None) -> HuggingfaceFolder:
+def load_folder_model(
+    path: Path, trust: bool, task: str | None = None, *, root: Path | None = None
+) -> HuggingfaceFolder:
     """Load the model of the folder. Nothing is downloaded, and the folder's code runs only with ``trust``.
 
     Args:
         task: name of a task, which determines the class of transformers, the inputs and the outputs
             (`huggingface_tasks`). None takes the config's class and all outputs.
+        root: folder of the whole pipeline, if ``path`` is one of its parts.
 
     Returns:
         The model in eval mode.
@@ -105,7 +108,7 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
         wanted = find_task(task)
     else:
         wanted = None
-    require_contained_files(path)
+    require_contained_files(path, root=root)
     config = _read_config(path)
     require_plausible_config(path, config)
     if (files := _config_code_files(path, config)) and not trust:

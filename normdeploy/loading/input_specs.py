@@ -55,7 +55,9 @@ def build_input_specs(
         for tensor, wish, hints in zip(tensors, matched, names or [{}] * len(tensors), strict=True)
     ]
     named = _group_symbols_by_name(tensors, shapes)
-    if unknown := sorted(wishes.dims.keys() - set(named)):
+    sums = {dim.name: dim for wish in wishes.inputs for dim in wish.shape if dim.name and dim.terms}
+    terms = {term.name: term for dim in sums.values() for term in dim.named_dims() if term.name}
+    if unknown := sorted(wishes.dims.keys() - set(named) - set(terms)):
         if named:
             raise InputError(f"the dim {unknown[0]!r} is not in any input: the dynamic dims are {', '.join(named)}")
         raise InputError(
@@ -64,12 +66,12 @@ def build_input_specs(
         )
     limits = find_program_bounds(program)
     hiding = find_attention_masks(program)
-    sums = {dim.name: dim for wish in wishes.inputs for dim in wish.shape if dim.name and dim.terms}
     singles = {name: symbols for name, symbols in named.items() if name not in sums}
     ranged = {
         name: _derive_range(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()
     }
-    dims = {name: dim for name, (dim, _) in ranged.items()}
+    # A term that is no size itself, as in height+height, has the range of the request.
+    dims = terms | {name: dim for name, (dim, _) in ranged.items()}
     dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.demanded)
     dims |= {name: dim.with_ranges_of(dims) for name, dim in sums.items()}
     specs = tuple(

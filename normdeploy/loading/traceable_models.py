@@ -82,13 +82,17 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     return TraceableModel(_select_outputs(model, inputs, task.outputs), inputs, ranges)
 
 
-def _input_names(inputs: Sequence[str]) -> list[str]:
+def input_names(inputs: Sequence[str]) -> list[str]:
+    """Return the names of inputs in the notation of ``--input``."""
     return [text.partition(":")[0] for text in inputs]
 
 
-def _replace_forward(module: nn.Module, count: int, forward: Callable[..., Outputs]) -> nn.Module:
+def replace_forward(module: nn.Module, count: int, forward: Callable[..., Outputs]) -> nn.Module:
     """Give ``module`` a forward with ``count`` parameters for tensors. No input has the name of a parameter, so inputs
     are matched by order.
+
+    Returns:
+        ``module``, which was changed.
     """
     parameters = [
         inspect.Parameter(f"tensor_{index}", inspect.Parameter.POSITIONAL_OR_KEYWORD) for index in range(count)
@@ -107,13 +111,13 @@ def _select_outputs(model: nn.Module, inputs: Sequence[str], outputs: Sequence[s
     """Make ``model`` return only those of ``outputs`` that it has. If it has none of them, it returns all its
     outputs.
     """
-    original, keys = model.forward, _input_names(inputs)
+    original, keys = model.forward, input_names(inputs)
 
     def forward_selected(*tensors: torch.Tensor) -> Outputs:
         made = dict(original(**dict(zip(keys, tensors, strict=True))))
         return {name: made[name] for name in outputs if name in made} or made
 
-    return _replace_forward(model, len(keys), forward_selected)
+    return replace_forward(model, len(keys), forward_selected)
 
 
 # ------------------------------------------------------------------ decoders
@@ -173,7 +177,7 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
         inputs += ["attention_mask:int64[batch,past+seq]"]
     if "position_ids" in known:
         inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"]
-    keys = _input_names(inputs)
+    keys = input_names(inputs)
     inputs += _describe_cache_inputs(past, "past")
     presents = cache_tensor_names("present", len(past) // 2)
 
@@ -184,7 +188,7 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
         return {"logits": made.logits, **dict(zip(presents, flatten_cache(made.past_key_values), strict=True))}
 
     return TraceableModel(
-        _replace_forward(model, len(inputs), forward_with_past), inputs, new="seq", positions=_position_limit(model)
+        replace_forward(model, len(inputs), forward_with_past), inputs, new="seq", positions=_position_limit(model)
     )
 
 
@@ -228,7 +232,7 @@ def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
         made = original(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=True, **_mask_keywords(mask))
         return {"logits": made.logits, **_name_present_tensors(made.past_key_values, layers)}
 
-    return TraceableModel(_replace_forward(model, len(inputs), forward_decoder), inputs)
+    return TraceableModel(replace_forward(model, len(inputs), forward_decoder), inputs)
 
 
 def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel:
@@ -264,7 +268,7 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
         return {"logits": made.logits, **_name_present_tensors(made.past_key_values, len(own) // 2, ("decoder",))}
 
     return TraceableModel(
-        _replace_forward(model, len(inputs), forward_with_past),
+        replace_forward(model, len(inputs), forward_with_past),
         inputs,
         new="decoder_seq",
         positions=_position_limit(model),

@@ -28,39 +28,11 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("with_config", [False, True])
-def test_pipeline_says_how_to_export_one_part(tmp_path: Path, with_config: bool) -> None:
-    index = {
-        "_class_name": "StableDiffusionPipeline",
-        "scheduler": ["diffusers", "PNDMScheduler"],
-        "text_encoder": ["transformers", "CLIPTextModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-        "unet": ["diffusers", "UNet2DConditionModel"],
-        "safety_checker": [None, None],
-    }
-    parts = {f"{part}__config": {} for part in ("text_encoder", "vae", "unet")}
-    written(tmp_path, model_index=index, **parts, **({"config": {}} if with_config else {}))
-    said = refusal(tmp_path)
-    assert "is a diffusers pipeline, not one model (its parts: 'text_encoder', 'vae', 'unet')" in said
-    assert f"unet = diffusers.UNet2DConditionModel.from_pretrained('{tmp_path}', subfolder='unet')" in said
-    assert "normdeploy.export(unet.eval(), example_inputs, output='unet.onnx')" in said
-    assert f"normdeploy export {tmp_path / 'text_encoder'}" in said
-    assert "transformers is not installed" not in said
-
-
 def test_part_of_a_pipeline_says_how_to_load_it(tmp_path: Path) -> None:
     written(tmp_path, config={"_class_name": "AutoencoderKL", "_diffusers_version": "0.30.0"})
     said = refusal(tmp_path)
     assert "is a model of diffusers (AutoencoderKL)" in said
     assert f"net = diffusers.AutoencoderKL.from_pretrained('{tmp_path}')" in said
-
-
-@pytest.mark.parametrize("index", [{}, {"unet": ["diffusers", "x; rm -rf"]}, {"unet": 3}, []])
-def test_names_in_a_pipeline_are_no_code(tmp_path: Path, index: object) -> None:
-    written(tmp_path, model_index=index, unet__config={})
-    said = refusal(tmp_path)
-    assert "is a diffusers pipeline" in said
-    assert "rm -rf" not in said
 
 
 @pytest.mark.parametrize("with_config", [False, True])

@@ -263,13 +263,14 @@ def _drop_foreign_options(
         else:
             kind = detect_kind(source)
     of_folder = kind is FileKind.HUGGINGFACE
+    has_parts = kind in (FileKind.HUGGINGFACE, FileKind.PIPELINE)
     of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
     # Files of these kinds contain the model's code, so the option "model" is not needed. A trusted pickle also contains
     # the code.
     is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON, FileKind.ZOO) or (
         of_pickle and bool(given.get("trust"))
     )
-    meant = {"task": of_folder, "part": of_folder, "key": of_pickle, "model": not is_whole}
+    meant = {"task": of_folder, "part": has_parts, "key": of_pickle, "model": not is_whole}
     left = {n: value for n, value in load.items() if meant.get(n, True)}
     strange = list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:

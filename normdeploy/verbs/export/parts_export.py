@@ -1,12 +1,18 @@
-"""Export the parts of a Hugging Face encoder-decoder into one folder.
+"""Export the parts of a Hugging Face encoder-decoder, or of a diffusers pipeline, into one folder.
 
-<folder>/
+<folder>/ of an encoder-decoder
   encoder_model.onnx             the encoder, on the whole input
   decoder_model.onnx             the decoder for the first tokens; returns the keys and values of its self-attention
                                  and of its cross-attention
   decoder_with_past_model.onnx   the decoder for later tokens; takes all keys and values, and returns the keys and
                                  values of its self-attention
   config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, if present)
+
+<folder>/ of a pipeline
+  unet/model.onnx, vae_decoder/model.onnx, ...   each model of the pipeline (`normdeploy.loading.pipeline_parts`)
+  unet/config.json, ...                          the config of each model
+  scheduler/, tokenizer/, ...                    copied from the pipeline's folder (``COPIED_SUFFIXES``)
+  model_index.json                               copied
 
 The ONNX export of the optimum library writes the same names, and optimum's classes look for them. `verify` also accepts
 a folder that optimum wrote.
@@ -16,15 +22,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import InputError
+from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
-from ...loading import load_parts
+from ...loading import find_part_files, load_parts
+from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
-from ...loading.huggingface_tasks import ALL_PARTS, PART_FILES
+from ...loading.huggingface_tasks import ALL_PARTS
+from ...loading.pipeline_index import CONFIG, PipelineIndex, read_pipeline_index
 from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
 from ...types import PathLike
 from ...verb_options import ConversionOptions, as_keywords
@@ -44,6 +54,8 @@ COPIED = (
     *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
 )
 """Files that tell how to make inputs and decode outputs: data only, no weights and no code."""
+COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+"""Suffixes of the files of schedulers, tokenizers and image processors that are copied: data only."""
 _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
@@ -65,10 +77,11 @@ class ExportedParts(Renderable, dict[str, ExportResult]):
 
 @take_fields_as_arguments(ExportPartsCall)
 def export_parts(call: ExportPartsCall) -> ExportedParts:
-    """Export the parts of a Hugging Face encoder-decoder to ONNX files that can run together.
+    """Export the parts of a Hugging Face encoder-decoder or a diffusers pipeline to ONNX files that can run together.
 
-    The parts are the encoder, the decoder, and the decoder with its past. The weights are read once. The output folder
-    appears only when all files are written.
+    The parts of an encoder-decoder are the encoder, the decoder, and the decoder with its past. The parts of a pipeline
+    are its models, such as the UNet, the text encoders, and the two halves of the VAE. The output folder appears only
+    when all files are written.
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
@@ -83,29 +96,61 @@ def export_parts(call: ExportPartsCall) -> ExportedParts:
         File name -> the result of ``export`` for that part.
 
     Raises:
-        InputError: the model is not an encoder-decoder, or an option applies to single files only.
-        NormdeployError: as for ``export``; or ``output`` is not empty or can't be written.
+        InputError: the model has no parts, or an option applies to single files only.
+        NormdeployError: as for ``export``, with the name of the part; or ``output`` is not empty or can't be written.
     """
     _require_one_for_all(call)
     target = _require_new_folder(call.output)
     read = _loading_of_all(call)
     options = as_keywords(call, ExportOptions)
+    files = find_part_files(os.fspath(call.source), trust=call.trust)
+    _require_outside(target, resolve_model_path(os.fspath(call.source)))
     results: dict[str, ExportResult] = {}
     with replace_folder_atomically(target) as folder:
         for part, model in load_parts(os.fspath(call.source), **cast("Any", read)):
-            results[part] = export(
-                cast("Any", model),
-                output=folder / PART_FILES[part],
-                trust=call.trust,
-                progress=prefix_progress(part, call.progress),
-                **options,
-            )
+            place = folder / files[part]
+            place.parent.mkdir(exist_ok=True)
+            with name_part(part):
+                results[part] = export(
+                    cast("Any", model),
+                    output=place,
+                    trust=call.trust,
+                    progress=prefix_progress(part, call.progress),
+                    **options,
+                )
         _copy_config(call.source, folder)
     written: dict[str, ExportResult] = {}
     for part, result in results.items():
         origin = ModelOrigin(call.source, loading={**read, "part": part})
-        written[PART_FILES[part]] = replace(result, path=target / PART_FILES[part], origin=origin)
+        written[files[part]] = replace(result, path=target / files[part], origin=origin)
     return ExportedParts(written)
+
+
+@contextmanager
+def name_part(part: str) -> Iterator[None]:
+    """Name the part of a model in the errors of its export.
+
+    Raises:
+        NormdeployError: the error of the body, with the part in front.
+    """
+    try:
+        yield
+    except NormdeployError as error:
+        raise type(error)(f"{part}: {error}") from error
+
+
+def _require_outside(target: Path, source: Path) -> None:
+    """Refuse an output inside the model's folder, because the folder's hash would then cover the output.
+
+    Raises:
+        InputError: ``target`` is inside ``source``.
+    """
+    root = source.resolve()
+    if target.is_relative_to(root):
+        raise InputError(
+            f"the output {os.fspath(target)!r} is inside the model's folder {os.fspath(root)!r}; choose a folder"
+            " outside"
+        )
 
 
 def _require_one_for_all(options: ConversionOptions) -> None:
@@ -158,6 +203,25 @@ def _require_new_folder(output: PathLike) -> Path:
 
 def _copy_config(source: PathLike, folder: Path) -> None:
     model = resolve_model_path(os.fspath(source))
+    if (model / PIPELINE_INDEX).is_file():
+        # The index was read before, with the user's choice about trust. Code is not copied in any case.
+        _copy_pipeline_files(read_pipeline_index(model, trust=True), folder)
+        return
     for name in COPIED:
         if (model / name).is_file():
             shutil.copyfile(model / name, folder / name)
+
+
+def _copy_pipeline_files(index: PipelineIndex, folder: Path) -> None:
+    """Copy the index, the configs of the models, and the components that are no models."""
+    shutil.copyfile(index.path / PIPELINE_INDEX, folder / PIPELINE_INDEX)
+    for component in index.components:
+        source = index.path / component.name
+        if component.is_model:
+            for part in component.parts:
+                shutil.copyfile(source / CONFIG, folder / part / CONFIG)
+            continue
+        (folder / component.name).mkdir()
+        for file in sorted(source.iterdir()):
+            if file.suffix in COPIED_SUFFIXES and file.is_file():
+                shutil.copyfile(file, folder / component.name / file.name)

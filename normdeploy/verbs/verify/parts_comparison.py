@@ -1,4 +1,4 @@
-"""Compare the parts of a Hugging Face encoder-decoder in one folder with the model.
+"""Compare the parts of a Hugging Face encoder-decoder, or of a diffusers pipeline, in one folder with the model.
 
 `normdeploy.verbs.export.parts_export` describes the folder.
 """
@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
-from ...loading.huggingface_tasks import ALL_PARTS, PART_FILES
+from ...loading import find_part_files
+from ...loading.file_kinds import PIPELINE_INDEX
+from ...loading.hub import resolve_model_path
+from ...loading.huggingface_tasks import ALL_PARTS
+from ...loading.pipeline_index import read_pipeline_index
+from ...model import LoadedModel
 from ...verb_options import LoadKeywords, as_keywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..stage_progress import prefix_progress
 from . import verify_options
 from .comparison_result import Comparison
+from .reference_loading import load_judged_model
 from .verify_function import verify
 
 if TYPE_CHECKING:
@@ -31,10 +37,12 @@ class PartsComparison(Renderable):
 
     Attributes:
         comparisons: file name -> its comparison.
+        step: comparison of a pipeline's first denoising step, with all parts in a chain; None if it was not compared.
     """
 
     comparisons: Mapping[str, Comparison]
     notes: tuple[str, ...] = ()
+    step: Comparison | None = None
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -43,7 +51,8 @@ class PartsComparison(Renderable):
         return summarize_parts(self)
 
     def __bool__(self) -> bool:
-        return bool(self.comparisons) and all(self.comparisons.values())
+        steps = (self.step,) if self.step is not None else ()
+        return bool(self.comparisons) and all((*self.comparisons.values(), *steps))
 
     def show(self, console: Console) -> None:
         from .verify_tables import show_parts
@@ -55,9 +64,12 @@ class PartsComparison(Renderable):
 def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     """Compare each file of a folder that ``export_parts`` wrote with the corresponding part of the model (``verify``).
 
+    For a diffusers pipeline, also compare the first denoising step: text encoders, UNet or transformer, the scheduler's
+    step and the VAE's decoder in a chain (``normdeploy.verbs.verify.denoising_step``).
+
     Args:
         source: the model's folder, or its name on the Hub.
-        folder: folder with the three files. The name of a file determines its part.
+        folder: folder with the file of each part. The path of a file determines its part.
         seeds, drift, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default: as for ``verify``,
             applied to each part. Rules must be for all outputs, because a single output is not in every part.
         progress: called with (part and stage, done, total).
@@ -65,34 +77,78 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
             recorded at their export need not be given again.
 
     Returns:
-        the comparison of each file. The result is true if all pass. A note lists other ONNX files in the folder.
+        the comparison of each file, and of the denoising step. The result is true if all pass. A note lists other ONNX
+        files in the folder.
 
     Raises:
         InputError: a part's file is missing.
         NormdeployError: as for ``verify``; the message names the file.
     """
     place = Path(call.folder)
-    missing = [name for name in PART_FILES.values() if not (place / name).is_file()]
+    files = find_part_files(os.fspath(call.source), trust=call.trust)
+    missing = [name for name in files.values() if not (place / name).is_file()]
     if missing:
         raise InputError(
             f"the folder {os.fspath(call.folder)!r} has no {', '.join(missing)}, so its parts can't be verified"
-            " together; export them again with --part all, or pass one file of the folder"
+            " together; export all parts again, or pass one file of the folder"
         )
     if call.part not in (None, ALL_PARTS):
         raise InputError(
             f"the part {call.part!r} was passed with a folder of all parts; omit it, or pass that part's file"
         )
     options = as_keywords(call, verify_options.ComparisonOptions, verify_options.DriftOption)
+    path = resolve_model_path(os.fspath(call.source))
+    keeps_models = (path / PIPELINE_INDEX).is_file()
     comparisons: dict[str, Comparison] = {}
-    for part, name in PART_FILES.items():
+    models: dict[str, LoadedModel] = {}
+    for part, name in files.items():
         own: LoadKeywords = {**call.load_keywords, "part": part}
+        progress = prefix_progress(part, call.progress)
         try:
-            comparisons[name] = verify(
-                call.source, place / name, progress=prefix_progress(part, call.progress), **options, **own
-            )
+            if not keeps_models:
+                comparisons[name] = verify(call.source, place / name, progress=progress, **options, **own)
+                continue
+            # The denoising step needs the models again, and tracing a UNet takes long.
+            model, notes = load_judged_model(call.source, [place / name], (), None, own)
+            models[part] = model
+            found = verify(cast("Any", model), place / name, progress=progress, **options)
+            comparisons[name] = replace(found, notes=tuple(dict.fromkeys((*notes, *found.notes))))
         except NormdeployError as error:
             raise type(error)(f"{name}: {error}") from error
-    others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())
-    return PartsComparison(
-        comparisons, (f"not verified, because no part has this name: {', '.join(others)}",) if others else ()
-    )
+    others = sorted(path.relative_to(place).as_posix() for path in place.rglob("*.onnx"))
+    others = [name for name in others if name not in files.values()]
+    notes = [f"not verified, because no part has this name: {', '.join(others)}"] if others else []
+    step = None
+    if keeps_models:
+        step, why = _compare_step(path, models, {part: place / name for part, name in files.items()}, comparisons, call)
+        notes += [f"the denoising step was not compared: {why}"] if why else []
+    return PartsComparison(comparisons, tuple(notes), step)
+
+
+def _compare_step(
+    path: Path,
+    models: Mapping[str, LoadedModel],
+    files: Mapping[str, Path],
+    comparisons: Mapping[str, Comparison],
+    call: verify_options.VerifyPartsCall,
+) -> tuple[Comparison | None, str]:
+    """Compare the first denoising step of a pipeline.
+
+    Returns:
+        (comparison, ""), or (None, reason) if there is no rule for these files.
+    """
+    from .denoising_chain import make_chain
+    from .denoising_step import compare_step
+
+    for name, comparison in comparisons.items():
+        if any(result.precision or result.steps is not None for result in comparison.results):
+            return None, f"{name} is in half precision or quantized, and only float32 files have a rule for the step"
+    chain = make_chain(read_pipeline_index(path, trust=call.trust), models)
+    if chain is None:
+        return None, "the pipeline has neither a UNet nor a transformer"
+    if call.progress is not None:
+        call.progress("denoising step", 0, 0)
+    try:
+        return compare_step(chain, files, call.max_seconds), ""
+    except NormdeployError as error:
+        raise type(error)(f"the denoising step: {error}") from error

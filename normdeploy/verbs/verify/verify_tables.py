@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .comparison_result import Comparison
     from .parts_comparison import PartsComparison
 
+# Title of the table of a pipeline's denoising step.
+STEP_TITLE = "one denoising step, from token ids to the image"
 # Width of a terminal, in columns, from which the full table is printed.
 _WIDE = 100
 
@@ -177,9 +179,15 @@ def summarize_parts(result: PartsComparison) -> str:
     """
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
+    if result.step is None:
+        step = ""
+    elif result.step:
+        step = ", and so is the denoising step" if not failing else "; the denoising step passes"
+    else:
+        step = ", but the denoising step fails" if not failing else "; the denoising step fails too"
     if failing:
-        return f"{len(failing)} of {count} parts fail: {', '.join(failing)}"
-    return f"all {count} parts are verified"
+        return f"{len(failing)} of {count} parts fail: {', '.join(failing)}{step}"
+    return f"all {count} parts are verified{step}"
 
 
 def show_parts(console: Console, result: PartsComparison) -> None:
@@ -187,5 +195,9 @@ def show_parts(console: Console, result: PartsComparison) -> None:
     for file, comparison in result.comparisons.items():
         console.print(file_title(file))
         comparison.show(console)
+        console.print()
+    if result.step is not None:
+        console.print(file_title(STEP_TITLE))
+        result.step.show(console)
         console.print()
     console.print(parts_verdict(result))
