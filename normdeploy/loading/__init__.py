@@ -43,7 +43,7 @@ from .signed_code import import_only_signed
 from .state_dicts import State, fill_module, find_state_dict, read_safetensors
 from .torch_pickles import join_names, unpickle_data, unpickle_fully
 from .torchscript_weights import ScriptWeights, read_torchscript
-from .traceable_models import request_inputs
+from .traceable_models import TraceableModel, request_inputs
 from .train_mode_checks import require_eval_graph
 
 __all__ = ["find_part_files", "from_module", "from_program", "load", "load_parts"]
@@ -395,17 +395,10 @@ def _model_from_zoo(
     zoo = parse_zoo_source(path)
     assert zoo is not None
     made = make_zoo_model(zoo, arguments)
-    request = _request_described_inputs(describe_zoo_inputs(zoo, made, arguments), inputs, dims)
+    described = TraceableModel(made, list(describe_zoo_inputs(zoo, made, arguments)))
+    request = request_inputs(described, inputs, dims)
     loaded = trace_module(made, (), {}, request, eval_mode=eval_mode, kind=FileKind.ZOO)
     return replace(loaded, notes=(*loaded.notes, *note_random_weights(zoo, arguments)))
-
-
-def _request_described_inputs(described: Sequence[str], inputs: Sequence[str], dims: Sequence[str]) -> InputRequest:
-    """Parse the user's inputs. If there are none, take the described inputs, whose dims need not be dynamic."""
-    if inputs or not described:
-        return parse_input_request(inputs, dims)
-    request = parse_input_request(described, dims)
-    return replace(request, assumed=frozenset(request.dims) - request.stated)
 
 
 def _model_from_weights(
@@ -433,7 +426,7 @@ def _model_from_weights(
     with _mention_missing_inputs(wishes):
         made = make()
     module = made.module
-    wishes = _request_described_inputs(made.inputs, inputs, dims)
+    wishes = request_inputs(TraceableModel(module, list(made.inputs)), inputs, dims)
     if isinstance(weights, ScriptWeights):
         return _fill_and_trace(path, module, weights.weights_for(module), wishes, eval_mode, kind)
     form = kind if kind is FileKind.SAFETENSORS else "state_dict"
