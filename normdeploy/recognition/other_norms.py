@@ -26,6 +26,8 @@ _WINDOWS = frozenset({"AveragePool", "LpPool", "Conv"})
 _PARTS = frozenset({"Slice", "Gather", "Split"})
 _ELEMENTWISE = (POINTWISE | CLAMPS | EQUALITIES) - {"Exp"}
 _IN_STATISTIC = _ELEMENTWISE | VIEWS | REDUCTIONS | _WINDOWS | _PARTS | {"CumSum", "Pad", "Concat"}
+# Ops that write a sum as a matrix product.
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
 # A matrix with more elements than this is not read as the weights of a sum.
 _MOST_WEIGHTS = 2**20
 # Reductions whose result is even in their input.
@@ -167,7 +169,7 @@ def _walk_statistic(graph: Graph, denominator: gs.Tensor) -> _Statistic:
             found.nodes.append(node)
         found.inverted |= not reduced and _is_inverting(graph, node)
         # A Conv of other data is a layer. A Conv of squares is a statistic.
-        now = reduced or node.op in REDUCTIONS | _WINDOWS | {"CumSum", "MatMul"}
+        now = reduced or node.op in REDUCTIONS | _WINDOWS | _PRODUCTS | {"CumSum"}
         inputs = value_inputs(node)[:1] if node.op in _WINDOWS | _PARTS | {"CumSum"} else value_inputs(node)
         if now and _is_even(graph, node):
             found.sources |= {i for x in inputs for i in _tensors_above(graph, x, joined=True)}
@@ -187,7 +189,7 @@ def _is_inverting(graph: Graph, node: gs.Node) -> bool:
 
 def _is_in_statistic(graph: Graph, node: gs.Node) -> bool:
     """Return True if a statistic may contain the node."""
-    if node.op == "MatMul":
+    if node.op in _PRODUCTS:
         return _is_sum(graph, node) or _is_product_with_itself(graph, node)
     if node.op == "Exp":
         return _is_inverse_power(graph, node)
@@ -195,7 +197,7 @@ def _is_in_statistic(graph: Graph, node: gs.Node) -> bool:
 
 
 def _is_sum(graph: Graph, node: gs.Node) -> bool:
-    """Return True for a MatMul or a pointwise Conv that adds its inputs up with equal weights."""
+    """Return True for a matrix product or a pointwise Conv that adds its inputs up with equal weights."""
     weights = [t for t in node.inputs[:2] if graph.is_constant(t)]
     shape = graph.shape(weights[0]) if len(weights) == 1 else None
     if shape is None or not all(isinstance(n, int) for n in shape):
@@ -208,10 +210,12 @@ def _is_sum(graph: Graph, node: gs.Node) -> bool:
 
 
 def _is_product_with_itself(graph: Graph, node: gs.Node) -> bool:
-    """Return True for a MatMul of a tensor and a view of the same tensor."""
-    if any(graph.is_constant(t) for t in node.inputs):
+    """Return True for the product of a tensor and a view of the same tensor."""
+    # The third input of a Gemm is added.
+    factors = node.inputs[:2]
+    if any(graph.is_constant(t) for t in factors):
         return False
-    first, second = (_tensors_above(graph, t) for t in node.inputs)
+    first, second = (_tensors_above(graph, t) for t in factors)
     return not first.isdisjoint(second)
 
 
@@ -230,7 +234,7 @@ def _is_even(graph: Graph, node: gs.Node) -> bool:
     """Return True if the node gives the same result for x and −x."""
     if node.op in _EVEN_REDUCTIONS or node.op == "Abs":
         return True
-    if node.op == "MatMul":
+    if node.op in _PRODUCTS:
         return _is_product_with_itself(graph, node)
     if node.op == "Mul":
         return node.inputs[0] is node.inputs[1]
@@ -289,7 +293,7 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
         "matrix-product norm",
         "its sums are written as a matrix product; write them as a sum or mean over an axis, and it is found",
         lambda graph, statistic, numerator: any(
-            n.op == "MatMul" or (n.op == "Conv" and _is_sum(graph, n)) for n in statistic.nodes
+            n.op in _PRODUCTS or (n.op == "Conv" and _is_sum(graph, n)) for n in statistic.nodes
         ),
     ),
     (

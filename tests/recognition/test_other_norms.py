@@ -114,6 +114,12 @@ LISTED = {
         "matrix-product norm",
         "write them as a sum or mean",
     ),
+    "sums by a layer": (
+        Formula(lambda x: x * torch.rsqrt(F.linear(x * x, COLUMN.T, torch.tensor([1e-5])))),
+        (ROWS[0],),
+        "matrix-product norm",
+        "write them as a sum or mean",
+    ),
     "a product with itself": (
         Formula(lambda x: x * torch.rsqrt((x.unsqueeze(-2) @ x.unsqueeze(-1)).squeeze(-1) / 8 + 1e-5)),
         (ROWS,),
