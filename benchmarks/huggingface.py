@@ -135,6 +135,31 @@ _WAV2VEC2 = {
     **{"conv_dim": [16, 16, 16], "conv_stride": [5, 2, 2], "conv_kernel": [10, 3, 3]},
     **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
 }
+_MOE = {**_LLAMA, "num_experts_per_tok": 2}
+_QWEN3_NEXT = {
+    **_MOE,
+    **{"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    **{"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4},
+}
+_DETR = {
+    **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 10},
+}
+_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 24], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+_LEVELS = {"out_features": ["stage2", "stage3", "stage4"]}
+_RT_DETR = {
+    **{k: v for k, v in _DETR.items() if k != "encoder_layers"},
+    **{"encoder_hidden_dim": 32, "encoder_in_channels": [32, 48, 64], "feat_strides": [8, 16, 32], "encoder_layers": 1},
+    **{"decoder_in_channels": [32, 32, 32], "num_denoising": 0, "num_labels": 5, "hidden_expansion": 1.0},
+}
+_HGNET = {
+    **{"stem_channels": [3, 8, 8], "stage_in_channels": [8, 16, 32, 48], "stage_mid_channels": [8, 8, 8, 8]},
+    **{"stage_out_channels": [16, 32, 48, 64], "stage_num_blocks": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64]},
+    **{"stage_numb_of_layers": [1, 1, 1, 1], "stage_downsample": [False, True, True, True]},
+    **{"stage_light_block": [False, False, True, True], "stage_kernel_size": [3, 3, 5, 5]},
+}
+_DETECTED = {"do_resize": True, "size": {"height": 64, "width": 64}}
 _PREPROCESSOR = {
     "do_resize": True,
     "size": {"height": 32, "width": 32},
@@ -211,6 +236,42 @@ FAMILIES = (
     Family("ELECTRA", "ElectraModel", _of("ElectraConfig", **_BERT, embedding_size=16, max_position_embeddings=64)),
     Family("Phi 3", "Phi3ForCausalLM", _of("Phi3Config", **_LLAMA), _DECODER_FILES),
     Family("Swin", "SwinModel", _of("SwinConfig", **_SWIN)),
+    Family("Qwen 3 Next", "Qwen3NextForCausalLM", _of("Qwen3NextConfig", **_QWEN3_NEXT)),
+    Family(
+        "DETR",
+        "DetrForObjectDetection",
+        lambda t: t.DetrConfig(backbone_config=t.ResNetConfig(**_RESNET, out_features=["stage4"]), **_DETR),
+        preprocessor=_DETECTED,
+    ),
+    Family(
+        "Conditional DETR",
+        "ConditionalDetrForObjectDetection",
+        lambda t: t.ConditionalDetrConfig(backbone_config=t.ResNetConfig(**_RESNET, out_features=["stage4"]), **_DETR),
+        preprocessor=_DETECTED,
+    ),
+    Family(
+        "Deformable DETR",
+        "DeformableDetrForObjectDetection",
+        lambda t: t.DeformableDetrConfig(
+            backbone_config=t.ResNetConfig(**_RESNET, **_LEVELS),
+            **{**_DETR, "num_feature_levels": 3, "encoder_n_points": 2, "decoder_n_points": 2},
+        ),
+        preprocessor=_DETECTED,
+    ),
+    Family(
+        "RT-DETR v2",
+        "RTDetrV2ForObjectDetection",
+        lambda t: t.RTDetrV2Config(
+            backbone_config=t.RTDetrResNetConfig(**{**_RESNET, **_LEVELS, "hidden_sizes": [8, 32, 48, 64]}), **_RT_DETR
+        ),
+        preprocessor=_DETECTED,
+    ),
+    Family(
+        "D-FINE",
+        "DFineForObjectDetection",
+        lambda t: t.DFineConfig(backbone_config=t.HGNetV2Config(**_HGNET, **_LEVELS), **_RT_DETR),
+        preprocessor=_DETECTED,
+    ),
 )
 
 

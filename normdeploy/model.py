@@ -318,14 +318,11 @@ class LoadedModel(ModelSignature):
             kwargs.
         written: module paths of the buffers that ``forward`` changes.
         notes: remarks for the user on how the model was loaded.
-        fixed: dims that the model fixed although nobody asked for that, in the notation of ``--dim``. With them, the
-            model is loaded again in one trace.
     """
 
     program: torch.export.ExportedProgram
     written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
 
     @property
     def as_signature(self) -> ModelSignature:

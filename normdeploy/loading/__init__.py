@@ -143,7 +143,7 @@ def load(
         "key": key,
         "imports": list(imports),
         "inputs": list(inputs),
-        "dims": [*dims, *loaded.fixed],
+        "dims": list(dims),
         "eval": eval,
         "task": task,
         "part": part,
@@ -198,7 +198,7 @@ def load_parts(
         own = [text for text, name in names.items() if name in known[part]]
         with _import_from_cwd(bool(imports or trust)):
             model = _model_from_folder(path, folder.prepare_part(part), (), own, False)
-        flags = {"imports": list(imports), "dims": [*own, *model.fixed], "task": task, "part": part}
+        flags = {"imports": list(imports), "dims": own, "task": task, "part": part}
         yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
 
 

@@ -41,7 +41,6 @@ class InputRequest:
         single: dims whose range is a single size. They are static in ``inputs``.
         assumed: dims that normdeploy named in inputs that it derived itself. The user does not need them to be dynamic.
         fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
-        fixed_sizes: these dims -> their only size.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -51,7 +50,6 @@ class InputRequest:
     single: dict[str, Dim] = field(default_factory=dict)
     assumed: frozenset[str] = frozenset()
     fixed: dict[str, str] = field(default_factory=dict)
-    fixed_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def demanded(self) -> frozenset[str]:
@@ -84,7 +82,6 @@ class InputRequest:
             stated=self.stated - sizes.keys(),
             assumed=self.assumed - sizes.keys(),
             fixed=self.fixed | dict.fromkeys(sizes, note),
-            fixed_sizes=self.fixed_sizes | dict(sizes),
         )
 
 

@@ -217,7 +217,6 @@ def trace_module(
         taken=traced.taken,
         written=written,
         notes=traced.notes,
-        fixed=traced.fixed,
     )
     drop_guessed_asserts(model, lambda: copy_module(module))
     return model
@@ -234,14 +233,12 @@ class _Trace:
     Attributes:
         taken: dim name -> source of its largest size, as in `build_input_specs`.
         notes: about dims that the model fixes.
-        fixed: these dims, in the notation of ``--dim``.
     """
 
     program: torch.export.ExportedProgram
     inputs: tuple[InputSpec, ...]
     taken: dict[str, str]
     notes: tuple[str, ...]
-    fixed: tuple[str, ...]
 
 
 def _trace_fixing_dims(
@@ -323,9 +320,7 @@ def _trace_once(
     specs, taken = build_input_specs(
         program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
     )
-    notes = tuple(dict.fromkeys(wishes.fixed.values()))
-    fixed = tuple(f"{name}={size}:{size}:{size}" for name, size in wishes.fixed_sizes.items())
-    return _Trace(program, specs, taken, notes, fixed)
+    return _Trace(program, specs, taken, tuple(dict.fromkeys(wishes.fixed.values())))
 
 
 def _export_with_made_example(

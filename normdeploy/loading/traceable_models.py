@@ -302,7 +302,7 @@ def add_default_inputs(module: nn.Module, wishes: InputRequest) -> InputRequest:
     """Give a transformers model in memory the inputs of its folder, if ``wishes`` have no inputs.
 
     Returns:
-        The request; ``wishes`` if it has inputs, or if the module is no transformers model.
+        The request; ``wishes`` if it has inputs, or if the module is not a transformers model.
 
     Raises:
         InputError: as for ``request_inputs``.

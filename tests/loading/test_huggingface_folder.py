@@ -412,7 +412,6 @@ def test_dim_that_the_model_fixes_is_static_and_noted(module: type[nn.Module]) -
     (note,) = model.notes
     assert note.startswith("the file has the fixed size seq=20: the model's code fixes it")
     assert "--dim seq=N:N:N" in note
-    assert model.fixed == ("seq=20:20:20",)
 
 
 class Causal(Steps):
