@@ -20,7 +20,8 @@ ModelFile = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=(
-            "Model file (.pt, .pt2, .safetensors ...), my_model.py:Net, Hugging Face folder, or model name on the Hub."
+            "Model file (.pt, .pt2, .safetensors ...), my_model.py:Net, Hugging Face folder, diffusers pipeline, or"
+            " model name on the Hub."
         ),
     ),
 ]
