@@ -273,7 +273,8 @@ class LoadingOptions:
     part: str | None = option_field(
         None,
         "--part",
-        "Part of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past. Default: the whole model.",
+        "Part of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past. Default: the whole model. For a"
+        " diffusers pipeline: a part such as unet.",
     )
     dynamic_shapes: Any = None
     code: Mapping[str, str] | None = None

@@ -20,8 +20,8 @@ ModelFile = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=(
-            "Model file (.pt, .pt2, .safetensors ...), my_model.py:Net, Hugging Face folder, model name on the Hub, or"
-            " timm:NAME."
+            "Model file (.pt, .pt2, .safetensors ...), my_model.py:Net, Hugging Face folder, diffusers pipeline, model"
+            " name on the Hub, or timm:NAME."
         ),
     ),
 ]

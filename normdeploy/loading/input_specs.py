@@ -70,7 +70,7 @@ def build_input_specs(
     ranged = {
         name: _derive_range(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()
     }
-    # A term that is no size itself, as in height+height, has the range of the request.
+    # A term that is not a size itself, as in height+height, has the range of the request.
     dims = terms | {name: dim for name, (dim, _) in ranged.items()}
     dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.demanded)
     dims |= {name: dim.with_ranges_of(dims) for name, dim in sums.items()}

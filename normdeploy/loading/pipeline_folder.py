@@ -151,7 +151,7 @@ def load_scheduler(index: PipelineIndex) -> Any:
         The scheduler; None if the pipeline has no scheduler.
 
     Raises:
-        LoadError: the scheduler's config is broken, or its class is no scheduler.
+        LoadError: the scheduler's config is broken, or its class is not a scheduler.
         RuntimeUnavailable: diffusers is not installed.
     """
     component = next((each for each in index.components if each.name == "scheduler"), None)

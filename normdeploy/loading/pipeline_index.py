@@ -61,7 +61,7 @@ class PipelineIndex:
 
     Attributes:
         class_name: class of the pipeline.
-        settings: arguments of the pipeline's class that are no components, by name.
+        settings: arguments of the pipeline's class other than components, by name.
     """
 
     path: Path

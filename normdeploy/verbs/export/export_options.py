@@ -35,7 +35,8 @@ class EveryPartOptions(LoadingOptions):
         None,
         "--part",
         "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all. With all, the output is a"
-        " folder with one file for each part. Default: the whole model.",
+        " folder with one file for each part. Default: the whole model. For a diffusers pipeline: a part such as unet."
+        " Default: all.",
     )
 
 

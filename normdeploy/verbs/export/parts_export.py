@@ -213,7 +213,7 @@ def _copy_config(source: PathLike, folder: Path) -> None:
 
 
 def _copy_pipeline_files(index: PipelineIndex, folder: Path) -> None:
-    """Copy the index, the configs of the models, and the components that are no models."""
+    """Copy the index, the configs of the models, and the components other than models."""
     shutil.copyfile(index.path / PIPELINE_INDEX, folder / PIPELINE_INDEX)
     for component in index.components:
         source = index.path / component.name
