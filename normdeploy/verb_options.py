@@ -266,7 +266,7 @@ class LoadingOptions:
         metavar="NAME=MIN:OPT:MAX",
         type=list[str] | None,
     )
-    eval: bool = option_field(False, "--eval", "Put the model in eval mode.")
+    eval: bool = option_field(False, "--eval", "Put the model in eval mode after loading it.")
     task: str | None = option_field(
         None, "--task", "Task of a Hugging Face folder, such as feature-extraction or text-generation."
     )
@@ -309,12 +309,14 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Target runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Each norm is written in the"
-        " form that is best for this runtime.",
+        "Runtime that will run the written file: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. If a"
+        " norm has several equivalent forms, the form that is best for this runtime is written.",
         metavar="RUNTIME",
         type=Runtime,
     )
-    provider: str = option_field("cpu", "--provider", "Target device for --runtime onnxruntime: cpu or cuda.")
+    provider: str = option_field(
+        "cpu", "--provider", "With --runtime onnxruntime: device that will run the written file, cpu or cuda."
+    )
     fuse: str = option_field(
         "standard",
         "--fuse",
@@ -340,16 +342,16 @@ class ConversionOptions:
     precision: str | None = option_field(
         None,
         "--precision",
-        "Compute in half precision. Values that are out of its range stay float32. The names float16 and bfloat16 are"
-        " accepted too. Default: float32.",
+        "Compute in half precision. Nodes whose values exceed the range of this type stay float32. The names float16"
+        " and bfloat16 are accepted too. Default: float32.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
     calibrate: Calibration = option_field(
         (),
         "--calibrate",
-        "File of input arrays by name. The model runs on these arrays to find out-of-range values. With --quantize, the"
-        " arrays are the calibration samples. Repeatable.",
+        "File of input arrays by name. With --precision, the model runs on these arrays to find values that half"
+        " precision can't hold. With --quantize, the arrays are the calibration samples. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
@@ -404,8 +406,8 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "Skip the comparison of the outputs before and after the rewrites if the model's weights are larger than this,"
-        " in bytes.",
+        "Skip the comparison of the outputs before and after the rewrites if the model's weights take more than this"
+        " number of bytes.",
         metavar="BYTES",
         minimum=0,
     )

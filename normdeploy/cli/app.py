@@ -98,7 +98,7 @@ app.command(cls=_VerbCommand)(add_common_options(recheck.recheck))
 of_fleets = typer.Typer(
     cls=_VerbGroup,
     no_args_is_help=True,
-    help="Run many models on many targets; steps whose inputs are unchanged do not run again.",
+    help="Export, build and verify many models for many targets. Steps whose inputs are unchanged do not run again.",
 )
 for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
     of_fleets.command(cls=_VerbCommand)(add_common_options(_verb))

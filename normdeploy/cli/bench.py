@@ -21,7 +21,7 @@ def bench(
         list[Path] | None,
         typer.Argument(
             metavar="FILE...",
-            help="One model, ONNX files and engines, in any order. Each is recognized by its content.",
+            help="At most one model, ONNX files and engines, in any order. Each file is recognized by its content.",
         ),
     ] = None,
     *,
@@ -29,7 +29,7 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines. They run in turns.
+    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines, in turns.
 
     Exit code 1: an output is wrong. Exit code 3: no output is wrong, but a file was not run.
 

@@ -19,7 +19,7 @@ from .options import OnnxFile, Original, ReportingOptions
 def bisect(
     source: Original, onnx: OnnxFile, options: BisectOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
-    """Find the first tensor that exceeds verify's bound, the node that causes it, and why.
+    """Find the first tensor whose error exceeds verify's bound, the node at fault, and the cause.
 
     Exit code 1: an output fails.
     Exit code 3: no output fails, but an engine was not run.

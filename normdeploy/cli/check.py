@@ -27,7 +27,9 @@ class FindingsOptions:
     """Options for the format and the file of the findings."""
 
     form: Format = option_field(
-        "text", "--format", "Format of the file --output. Without --output, format of the printed findings."
+        "text",
+        "--format",
+        "With --output: format of the written file. Without --output: format of the printed findings.",
     )
     output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
 
@@ -35,7 +37,7 @@ class FindingsOptions:
 def check(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or any model that export accepts."),
+        typer.Argument(metavar="FILE...", help="ONNX files, folders of ONNX files, or any model that export accepts."),
     ],
     failing: FailOption,
     written: FindingsOptions,

@@ -17,14 +17,14 @@ from .options import ReportingOptions
 
 
 def inspect(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or any model that export accepts.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file, or any model that export accepts.")],
     load: LoadingOptions,
     options: InspectOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """List the normalizations of a file or model, how each would be rewritten, and how runtimes run it.
+    """List the normalizations of a file or model, how each would be rewritten, and how each runtime would run it.
 
-    Changes nothing.
+    The file or model is not changed.
     """
     require_reports(reporting, [source])
     with show_progress(reporting.quiet) as progress:

@@ -28,8 +28,8 @@ def package(
         typer.Option(
             "--store",
             metavar="PLACE",
-            help="Store of export or of a fleet to search for the file's report. Default: the environment variable"
-            " NORMDEPLOY_STORE.",
+            help="Store in which an export or a fleet keeps its results. It is searched for the file's report. Default:"
+            " the environment variable NORMDEPLOY_STORE.",
         ),
     ] = None,
 ) -> None:

@@ -23,12 +23,14 @@ Verbose = Annotated[
         count=True,
         metavar="",
         show_default=False,
-        help="Log each stage to standard error. -vv also logs each attempt.",
+        help="Log each stage to standard error. -vv also logs each candidate that was tried.",
     ),
 ]
 NoExtensions = Annotated[
     bool,
-    typer.Option("--no-extensions", help="Ignore norms, runtimes, rules and operators of installed packages."),
+    typer.Option(
+        "--no-extensions", help="Ignore the norms, runtimes, rules and operators that installed packages provide."
+    ),
 ]
 
 

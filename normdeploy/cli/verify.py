@@ -34,10 +34,10 @@ def verify(
 ) -> None:
     """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
-    Exit code 1: an output is off by more than rounding explains.
-    Exit code 3: no output is wrong, but a file was not run.
+    Exit code 1: an output, a weight or a generated token is off by more than rounding explains, or no runtime can run an ONNX file.
+    Exit code 3: nothing is wrong, but a file was not run.
 
-    Your tolerances and metrics replace the default rule; the verdict by the default rule is still shown.
+    Your tolerances and metrics replace the default rule. The verdict of the default rule is still shown.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
     Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).

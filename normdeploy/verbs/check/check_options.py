@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...dtypes import half_precision_of
+from ...option_values import Fuse, Runtime
 from ...types import PathLike, Progress
-from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
+from ...verb_options import LoadingOptions, option_field
 
 if TYPE_CHECKING:
     from ..arguments.argument_validation import Onnx
@@ -58,11 +59,24 @@ class JudgingOptions:
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
-    runtime: str = repeat_option_field(ConversionOptions, "runtime")
+    runtime: str = option_field(
+        "any",
+        "--runtime",
+        "Runtime that will run the files: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Norms are"
+        " compared with the forms that optimize writes for this runtime, and only this runtime has to support them.",
+        metavar="RUNTIME",
+        type=Runtime,
+    )
     compute_capability: str | None = option_field(
         None, "--compute-capability", "Compute capability of the oldest target GPU.", metavar="8.6"
     )
-    fuse: str = repeat_option_field(ConversionOptions, "fuse")
+    fuse: str = option_field(
+        "standard",
+        "--fuse",
+        "Compare norms with the forms that optimize writes with this --fuse. portable: norms that have no standard op"
+        " become normdeploy's own ops. standard: only ONNX's standard ops are written.",
+        type=Fuse,
+    )
 
 
 @dataclass(frozen=True)

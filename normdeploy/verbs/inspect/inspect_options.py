@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...option_values import Fuse, Runtime
 from ...types import Progress
-from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
+from ...verb_options import LoadingOptions, option_field
 
 if TYPE_CHECKING:
     import onnx
@@ -20,12 +21,26 @@ if TYPE_CHECKING:
 class InspectOptions:
     """Options of ``inspect``."""
 
-    runtime: str = repeat_option_field(ConversionOptions, "runtime")
-    fuse: str = repeat_option_field(ConversionOptions, "fuse")
+    runtime: str = option_field(
+        "any",
+        "--runtime",
+        "Show the rewrites that export and optimize make for this runtime: any, onnxruntime, onnxruntime-accurate,"
+        " tensorrt or tensorrt-rtx.",
+        metavar="RUNTIME",
+        type=Runtime,
+    )
+    fuse: str = option_field(
+        "standard",
+        "--fuse",
+        "Show the rewrites that export and optimize make with this --fuse. portable: norms that have no standard op"
+        " become normdeploy's own ops. standard: only ONNX's standard ops are written.",
+        type=Fuse,
+    )
     explain: str | None = option_field(
         None,
         "--explain",
-        "Name of a tensor, node or module. The output explains why the norm there would be fused or not.",
+        "Name of a tensor, node or module. The output explains why the norm at this tensor, node or module would be"
+        " fused or not.",
         metavar="NAME",
     )
 

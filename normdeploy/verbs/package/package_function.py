@@ -127,7 +127,7 @@ def package(call: PackageCall) -> Package:
         instances: number of instances of each model (on each GPU).
         provider: provider that Triton runs the ONNX file on: "cpu" or "cuda".
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates; None takes a report
-            beside the file that records the file's SHA-256.
+            in the file's folder that records the SHA-256 of the file.
         replace: an older bundle at ``output`` may be replaced.
         sign: PEM file of a private key. The bundle then also gets a bill of materials and a signed statement of its
             sources (docs/reference/evidence.md).

@@ -36,7 +36,7 @@ class PackageOptions:
     source: PathLike | None = option_field(
         None,
         "--source",
-        "PyTorch model, which computes the expected outputs in float64.",
+        "PyTorch model that computes the expected outputs, in float64. Without --source, onnxruntime computes them.",
         metavar="MODEL",
         type=Path | None,
     )

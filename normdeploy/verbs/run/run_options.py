@@ -52,8 +52,8 @@ class RunOptions:
     runtime_cache: Any = option_field(
         None,
         "--runtime-cache",
-        "Use of stored kernels, which TensorRT-RTX compiled for this GPU. keep: read kernels, and store new ones next"
-        " to FILE. off: do not read stored kernels. Default: read stored kernels, and store none.",
+        "How to use stored kernels, which TensorRT-RTX compiles for this GPU. keep: read stored kernels, and store new"
+        " kernels next to FILE. off: neither read nor store kernels. Default: read stored kernels, but store none.",
         metavar="MODE",
         type=RuntimeCache | None,
         read=_keeps_runtime_cache,

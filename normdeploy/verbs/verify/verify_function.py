@@ -37,7 +37,7 @@ def verify(call: VerifyCall) -> Comparison:
         files: outputs of ``export``, ``optimize`` and ``build``, distinguished by content, and models in memory.
             Engines run only on a machine with a GPU.
         args, kwargs: example arguments of a live module.
-        engines: more files.
+        engines: more files, compared like ``files``.
         seeds: number of random inputs at the usual sizes, in addition to inputs of other sizes, of small numbers and of
             zeros.
         feeds: one or several inputs, each name -> array or an .npz file. They replace the generated inputs.

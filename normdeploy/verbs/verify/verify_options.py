@@ -37,14 +37,14 @@ class ComparisonOptions:
     max_elements: int | None = option_field(
         None,
         "--max-elements",
-        "Largest number of elements of a generated input. Default: 8 times the number at the usual sizes.",
+        "Largest number of elements of a generated input. Default: 8 times the number of elements at the usual sizes.",
         metavar="N",
         minimum=1,
     )
     max_seconds: float = option_field(
         60.0,
         "--max-seconds",
-        "Limit of processor time, in seconds. The verdict lists the checks that were skipped or stopped early.",
+        "Limit on processor time, in seconds. The verdict lists the checks that were skipped or stopped early.",
         metavar="S",
         minimum=1,
     )
@@ -82,7 +82,8 @@ class ComparisonOptions:
     also_default: bool = option_field(
         False,
         "--also-default",
-        "Also require the default rule. Without --also-default, your tolerances and metrics replace the default rule.",
+        "Require that the default rule passes too. Without --also-default, your tolerances and metrics replace the"
+        " default rule.",
     )
 
     # Options for the dataset of metrics, and for the names in the files.
@@ -99,7 +100,7 @@ class ComparisonOptions:
     map: Sequence[str] | Mapping[str, str] = option_field(
         (),
         "--map",
-        "Match an input or output of the file (THEIRS) with one of the model (OURS) by their names. Repeatable.",
+        "Match the input or output THEIRS of the file with the input or output OURS of the model. Repeatable.",
         metavar="THEIRS=OURS",
         type=list[str] | None,
     )
