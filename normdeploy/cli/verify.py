@@ -37,7 +37,8 @@ def verify(
 ) -> None:
     """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
-    Exit code 1: an output or a weight is off by more than rounding explains, or no runtime can run an ONNX file.
+    Exit code 1: an output, a weight or a generated token is off by more than rounding explains, or no runtime can run
+    an ONNX file.
     Exit code 3: nothing is wrong, but a file was not run.
 
     Your tolerances and metrics replace the default rule. The verdict of the default rule is still shown.

@@ -52,6 +52,18 @@ class PromptBatch:
             self.name, np.concatenate([self.ids, tokens], 1), np.concatenate([self.mask, np.ones_like(tokens)], 1)
         )
 
+    def pad_to(self, length: int) -> PromptBatch:
+        """Add padding on the left.
+
+        Args:
+            length: new length, at least the present length.
+
+        Returns:
+            The same prompts with more padding.
+        """
+        more = ((0, 0), (length - self.ids.shape[1], 0))
+        return PromptBatch(self.name, np.pad(self.ids, more), np.pad(self.mask, more))
+
 
 def find_positions(mask: Array) -> Array:
     """Count the positions of tokens from the first token after the padding.

@@ -87,12 +87,13 @@ def make_cache(past: Sequence[Pair]) -> Any:
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    cache.layers = [_prefilled_layer_class()(*pair) for pair in past]
+    cache.layers = [prefilled_layer_class()(*pair) for pair in past]
     return cache
 
 
 @functools.cache
-def _prefilled_layer_class() -> type:
+def prefilled_layer_class() -> type:
+    """Return the class of a cache's layer that starts with given keys and values."""
     from transformers.cache_utils import DynamicLayer
 
     class PrefilledLayer(DynamicLayer):  # type: ignore[misc]

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
+from .decoder_cache import find_cache_slots, make_decoder_cache, mask_every_length, read_cache
 from .default_inputs import infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
 from .input_request import InputRequest, parse_input_request
@@ -26,7 +27,6 @@ from .key_value_cache import (
     cache_tensor_names,
     flatten_both_caches,
     flatten_cache,
-    make_cache,
     make_encoder_decoder_cache,
     pair_keys_values,
 )
@@ -158,7 +158,7 @@ def _make_example_tokens() -> torch.Tensor:
     return torch.ones(1, 3, dtype=torch.int64)
 
 
-def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: str = "") -> list[str]:
+def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: str) -> list[str]:
     titles = cache_tensor_names("past_key_values", len(tensors) // 2, side)
     return [
         f"{title}:{dtype_name(t)}[batch,{t.shape[1]},{length},{t.shape[3]}]{{-3.0:3.0}}"
@@ -171,21 +171,24 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
     tokens and the new tokens.
     """
     original, known = model.forward, inspect.signature(model.forward).parameters
-    past = flatten_cache(_run_for_cache(model, input_ids=_make_example_tokens()))
+    cache = _run_for_cache(model, input_ids=_make_example_tokens())
+    slots = find_cache_slots(cache)
+    layers = len(cache.layers)
     inputs = ["input_ids:int64[batch,seq]"]
     if "attention_mask" in known:
         inputs += ["attention_mask:int64[batch,past+seq]"]
     if "position_ids" in known:
         inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"]
     keys = input_names(inputs)
-    inputs += _describe_cache_inputs(past, "past")
-    presents = cache_tensor_names("present", len(past) // 2)
+    inputs += [slot.describe_input(tensor) for slot, tensor in zip(slots, read_cache(cache, slots), strict=True)]
+    presents = [slot.present_name for slot in slots]
 
     def forward_with_past(*tensors: torch.Tensor) -> Outputs:
         given = dict(zip(keys, tensors[: len(keys)], strict=True))
-        cache = make_cache(pair_keys_values(tensors[len(keys) :]))
-        made = original(**given, past_key_values=cache, use_cache=True)
-        return {"logits": made.logits, **dict(zip(presents, flatten_cache(made.past_key_values), strict=True))}
+        cache = make_decoder_cache(slots, tensors[len(keys) :], layers)
+        with mask_every_length(model):
+            made = original(**given, past_key_values=cache, use_cache=True)
+        return {"logits": made.logits, **dict(zip(presents, read_cache(made.past_key_values, slots), strict=True))}
 
     return TraceableModel(
         replace_forward(model, len(inputs), forward_with_past), inputs, new="seq", positions=_position_limit(model)

@@ -26,7 +26,9 @@ from ..types import Array
 
 POSITIONS = "position_ids"
 LOGITS = "logits"
-PAST, PRESENT = "past_key_values.", "present."
+PAST = "past_key_values."
+# Start of the names of a cache's inputs -> start of the names of its outputs.
+_CACHES = {PAST: "present.", "past_conv.": "present_conv.", "past_recurrent.": "present_recurrent."}
 _KNOWN = (IDS, MASK, POSITIONS)
 _HOW = "export the folder with --task text-generation-with-past"
 # Maximum number of names that a message lists.
@@ -81,7 +83,7 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
         InputError: the file is not a decoder with a cache, or it has an input of unknown meaning.
     """
     specs = {spec.name: spec for spec in inputs}
-    past = [name for name in specs if name.startswith(PAST)]
+    past = {name: start for name in specs for start in _CACHES if name.startswith(start)}
     if not past and IDS not in specs:
         raise InputError(
             f"{label} has the inputs {_list_names(specs)}, but a decoder that generates takes {IDS!r} and a cache"
@@ -99,7 +101,7 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
         )
     if IDS not in specs or len(specs[IDS].shape) != 2:
         raise InputError(f"{label} has no input {IDS!r} of shape [batch, length]; {_HOW}")
-    cache = {name: PRESENT + name.removeprefix(PAST) for name in past}
+    cache = {name: _CACHES[start] + name.removeprefix(start) for name, start in past.items()}
     wanted = [LOGITS, *cache.values()]
     if lacking := [name for name in wanted if name not in outputs]:
         raise InputError(
@@ -160,6 +162,12 @@ class CachedDecoder:
         return self._run(column, np.ones_like(column))
 
     def _require_fitting_batch(self, prompts: PromptBatch) -> None:
+        length = self._ports.fixed_length
+        if length not in (None, 1):
+            raise InputError(
+                f"the file reads {length} tokens in each run, but a token that was generated is read alone; export it"
+                " with --dim seq=1:1:1, or with any number of tokens"
+            )
         fixed = self._ports.fixed_batch
         if fixed is not None and fixed != prompts.ids.shape[0]:
             raise InputError(f"the file reads {fixed} prompts at once, but {prompts.ids.shape[0]} were passed")
@@ -185,7 +193,23 @@ class CachedDecoder:
         }
         outputs = self._infer({**feeds, **self._cache})
         self._cache = {name: outputs[output] for name, output in self._ports.cache.items()}
+        if self._ports.fixed_length == 1:
+            self._clear_states(mask[:, -1] == 0)
         return np.asarray(outputs[LOGITS])[:, -1]
+
+    def _clear_states(self, padded: Array) -> None:
+        """Reset the states of rows that have read padding. A file that reads single tokens does not mask its states.
+
+        Args:
+            padded: bool [batch].
+        """
+        if not padded.any():
+            return
+        for name in self._ports.cache:
+            if all(isinstance(size, int) for size in self._ports.inputs[name].shape[1:]):
+                state = np.array(self._cache[name])
+                state[padded] = 0
+                self._cache[name] = state
 
 
 def generate_greedily(decoder: CachedDecoder, prompts: PromptBatch, count: int) -> Array:

@@ -17,6 +17,9 @@ def test_shorter_rows_are_padded_on_the_left() -> None:
     longer = batch.extend(np.array([[2], [3]]))
     np.testing.assert_array_equal(longer.ids[:, -1], [2, 3])
     np.testing.assert_array_equal(longer.mask[:, -1], [1, 1])
+    wider = batch.pad_to(4)
+    np.testing.assert_array_equal(wider.mask, [[0, 1, 1, 1], [0, 0, 0, 1]])
+    np.testing.assert_array_equal(wider.ids[:, 1:], batch.ids)
 
 
 def test_drawn_prompts_depend_on_the_seed_alone() -> None:

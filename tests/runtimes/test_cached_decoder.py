@@ -72,3 +72,32 @@ def test_padding_needs_a_mask() -> None:
     decoder = CachedDecoder(lambda feeds: {}, DecoderPorts(inputs, ports.cache))
     with pytest.raises(InputError, match="no attention_mask to hide the padding"):
         decoder.read_prompts(PROMPTS)
+
+
+def test_a_file_of_single_tokens_reads_prompts_one_by_one_and_resets_states_after_padding() -> None:
+    specs = [
+        TensorSpec("input_ids", "int64", ("batch", 1)),
+        TensorSpec("attention_mask", "int64", ("batch", "total")),
+        TensorSpec("past_recurrent.0", "float32", ("batch", 1)),
+    ]
+    ports = find_decoder_ports("sum.onnx", specs, ["logits", "present_recurrent.0"])
+    lengths = []
+
+    def add_up(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # The padding's id 50 would stay in the sum.
+        lengths.append(feeds["input_ids"].shape[1])
+        total = feeds["past_recurrent.0"] + feeds["input_ids"]
+        return {"logits": total[:, None], "present_recurrent.0": total.astype(np.float32)}
+
+    decoder = CachedDecoder(add_up, ports)
+    padded = pad_left("prompts", [[3, 4, 5], [9]], padding=50)
+    np.testing.assert_array_equal(decoder.read_prompts(padded), [[12], [9]])
+    np.testing.assert_array_equal(decoder.read_tokens(np.array([1, 1])), [[13], [10]])
+    assert lengths == [1, 1, 1, 1]
+
+
+def test_a_file_of_another_fixed_length_is_refused() -> None:
+    specs = [TensorSpec("input_ids", "int64", ("batch", 4)), TensorSpec("past_conv.0", "float32", ("batch", 1))]
+    ports = find_decoder_ports("x.onnx", specs, ["logits", "present_conv.0"])
+    with pytest.raises(InputError, match="reads 4 tokens in each run"):
+        CachedDecoder(lambda feeds: {}, ports).read_prompts(pad_left("one", [[1]]))

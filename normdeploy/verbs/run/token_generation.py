@@ -94,7 +94,7 @@ def generate_tokens(runner: LiveRunner, source: PathLike, call: RunCall, count: 
     """
     label = os.path.basename(source)
     ports = find_decoder_ports(label, runner.inputs, [spec.name for spec in runner.outputs])
-    tokenizer = None
+    tokenizer: Any = None
     notes = []
     if call.prompts or call.tokenizer is not None:
         tokenizer = _load_tokenizer(source, call)

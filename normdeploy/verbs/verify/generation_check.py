@@ -18,7 +18,7 @@ not compute the model's function, and no file can be judged by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -310,10 +310,9 @@ class _Reference:
                 " generate ends earlier, so its tokens can't be compared"
             )
         feeds = self._whole_feeds(prompts.extend(run.tokens[:, :-1]))
-        first = prompts.ids.shape[1] - 1
 
         def cut(outputs: Mapping[str, Array]) -> dict[str, Array]:
-            return {LOGITS: outputs[LOGITS][:, first:]}
+            return {LOGITS: outputs[LOGITS][:, -count:]}
 
         reference = cut(self._runner.infer(feeds))
         rounded = partial(self._runner.run_rounded, feeds, half=self._half)
@@ -331,6 +330,10 @@ class _Reference:
         return _Answer(prompts, run.tokens, reference[LOGITS], bounds)
 
     def _whole_feeds(self, whole: PromptBatch) -> dict[str, Array]:
+        size = next(spec.shape[1] for spec in self._model.inputs if spec.name == IDS)
+        if not size.is_dynamic:
+            # The model without a cache reads one length alone, so the rows are padded on the left.
+            whole = whole.pad_to(size.opt)
         values = {IDS: whole.ids, MASK: whole.mask, POSITIONS: find_positions(whole.mask)}
         lacking = [spec.name for spec in self._model.inputs if spec.name not in values]
         if lacking:
@@ -361,7 +364,7 @@ class _Reference:
 def _run_everywhere(
     file: DecoderFile, answers: Sequence[_Answer], ratio: float, runners: Sequence[str]
 ) -> Iterator[FileGeneration]:
-    openers = {ort_title("cpu", optimize=True): partial(OrtRunner, file.path)}
+    openers: dict[str, Callable[[], Any]] = {ort_title("cpu", optimize=True): partial(OrtRunner, file.path)}
     openers |= {
         third_party_title(require_runtime(name)): partial(ThirdPartyRunner, name, file.path) for name in runners
     }

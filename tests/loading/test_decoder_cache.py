@@ -1,0 +1,44 @@
+"""Tensors of a decoder's cache: keys, values and states of constant size, by hand; the models need transformers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from normdeploy.errors import ExportError
+from normdeploy.loading.decoder_cache import find_cache_slots, read_cache
+
+
+def attention() -> SimpleNamespace:
+    return SimpleNamespace(keys=torch.zeros(1, 2, 3, 8), values=torch.ones(1, 2, 3, 8))
+
+
+def states(**kinds: torch.Tensor) -> SimpleNamespace:
+    return SimpleNamespace(**{f"{kind}_states": {0: tensor} for kind, tensor in kinds.items()})
+
+
+def test_each_kind_of_layer_gives_its_tensors_and_names() -> None:
+    both = SimpleNamespace(**vars(attention()), **vars(states(conv=torch.zeros(1, 32, 4))))
+    cache = SimpleNamespace(layers=[attention(), states(conv=torch.zeros(1, 32, 3), recurrent=None), both])
+    slots = find_cache_slots(cache)
+    assert [slot.past_name for slot in slots] == [
+        *("past_key_values.0.key", "past_key_values.0.value", "past_conv.1"),
+        *("past_key_values.2.key", "past_key_values.2.value", "past_conv.2"),
+    ]
+    assert [slot.present_name for slot in slots][2:4] == ["present_conv.1", "present.2.key"]
+    tensors = read_cache(cache, slots)
+    texts = [slot.describe_input(tensor) for slot, tensor in zip(slots, tensors, strict=True)]
+    assert texts[0] == "past_key_values.0.key:float32[batch,2,past,8]{-3.0:3.0}"
+    assert texts[2] == "past_conv.1:float32[batch,32,3]{-3.0:3.0}"
+    assert texts[5] == "past_conv.2:float32[batch,32,4]{-3.0:3.0}"
+
+
+def test_a_cache_of_an_unknown_form_is_refused() -> None:
+    with pytest.raises(ExportError, match="is a SimpleNamespace, not keys and values"):
+        find_cache_slots(SimpleNamespace(layers=[SimpleNamespace()]))
+    with pytest.raises(ExportError, match="has no layers"):
+        find_cache_slots(SimpleNamespace())
+    with pytest.raises(ExportError, match="the state of a linear attention"):
+        find_cache_slots(SimpleNamespace(layers=[attention(), states(recurrent=torch.zeros(1, 4, 8, 8))]))
