@@ -35,7 +35,7 @@ def verify(
     """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
     Exit code 1: an output or a weight is off by more than rounding explains, or no runtime can run an ONNX file.
-    Exit code 3: nothing is wrong, but a file was not run.
+    Exit code 3: nothing is wrong, but an engine or a runtime that you named was not run.
 
     Your tolerances and metrics replace the default rule. The verdict of the default rule is still shown.
 
