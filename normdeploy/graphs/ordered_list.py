@@ -1,10 +1,10 @@
 """Sequence with insertion at any position and constant-time comparison of two items' positions.
 
 Each item has a label, an integer that increases along the sequence. If no integer lies between the labels of two
-neighbors, the labels after the left neighbor are spread again, up to the first item, the j-th after this neighbor,
-whose label exceeds the neighbor's by more than j². Spreading costs O(log n) per insertion on average (Dietz, Sleator,
-"Two algorithms for maintaining order in a list", 1987, section 2). Labels can't overflow, because Python's integers are
-unbounded.
+neighbors, the labels after the left neighbor are spread again, up to the first item whose label is large enough. The
+j-th item after the neighbor is this item if its label exceeds the neighbor's by more than j². Spreading costs O(log n)
+per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2). Labels
+can't overflow, because Python's integers are unbounded.
 """
 
 from __future__ import annotations
