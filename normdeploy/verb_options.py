@@ -378,8 +378,9 @@ class ConversionOptions:
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: metric that the file must reach, such as cosine:0.995. The metric is computed on samples that"
-        " are not used for calibration. Layers go back to float until the file reaches the metric. Repeatable.",
+        "With --quantize: metric that the file must reach, such as 'cosine>=0.995' (or cosine:0.995). The metric is"
+        " computed on samples that are not used for calibration. Layers"
+        " go back to float until the file reaches the metric. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )

@@ -75,7 +75,7 @@ def test_action_passes_and_hands_its_inputs_on(act: Any, tmp_path: Path) -> None
     written(tmp_path, CLEAN, "-clean.onnx")
     done = act(files="hand.onnx\n-cl*.onnx", fail_on="train-mode", precision="fp16", runtime="onnxruntime")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "it fails on train-mode" in done.stdout
+    assert "rules that fail the check: train-mode" in done.stdout
     assert "2 files" in done.stdout
 
 

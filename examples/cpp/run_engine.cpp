@@ -141,7 +141,7 @@ int32_t profileOf(trt::ICudaEngine const& engine, std::vector<Tensor> const& ten
         if (takes)
             return profile;
     }
-    throw Failure("the inputs' shapes do not fit; say them with --shape NAME=4x8:" + reasons);
+    throw Failure("the inputs' shapes do not fit; pass shapes with --shape NAME=4x8:" + reasons);
 }
 
 // Gives the inputs their shapes and values; the profile that takes them.

@@ -29,9 +29,12 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines, in turns.
+    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines.
 
-    Exit code 1: an output is wrong. Exit code 3: no output is wrong, but a file was not run.
+    The contestants take turns.
+
+    Exit code 1: an output is wrong. Exit code 3: no output is wrong, but an engine or a runtime that you named
+    was not run.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
     Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).

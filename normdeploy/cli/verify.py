@@ -39,7 +39,7 @@ def verify(
 
     Exit code 1: an output, a weight or a generated token is off by more than rounding explains, or no runtime can run
     an ONNX file.
-    Exit code 3: nothing is wrong, but a file was not run.
+    Exit code 3: nothing is wrong, but an engine or a runtime that you named was not run.
 
     Your tolerances and metrics replace the default rule. The verdict of the default rule is still shown.
 

@@ -28,7 +28,8 @@ class SbomSubject:
         sha256: SHA-256 that identifies the model as a whole.
         made: time at which the model was made, UTC in ISO 8601.
         files: SHA-256 of each deployed file, by path.
-        facts: versions and names of the machine, from `normdeploy.environment.describe_environment`.
+        facts: versions of the libraries, and names that describe the machine, from
+            `normdeploy.environment.describe_environment`.
     """
 
     name: str

@@ -21,7 +21,7 @@ from .finding_groups import (
 if TYPE_CHECKING:
     from .records import Explanation, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
 
-_FORMS = {"now": "now", "optimized": "then"}
+_FORMS = {"now": "now", "optimized": "optimized"}
 # Maximum number of ops or layer types that are listed one by one
 _SHOWN = 6
 
@@ -176,7 +176,9 @@ def _describe_half_constants(half: HalfConstants, finding: Finding, several: boo
     if half.vanishes == "zero":
         words.append(f"ε {epsilon:.7g} becomes 0")
     elif half.vanishes:
-        words.append(f"ε {epsilon:.7g} is subnormal ({half.epsilon:.4g}; 0 where a GPU flushes these)")
+        words.append(
+            f"ε {epsilon:.7g} is subnormal (stored as {half.epsilon:.4g}; 0 on GPUs that flush subnormal numbers)"
+        )
     if half.overflow:
         words.append("constants overflow" if several else f"these constants overflow: {', '.join(half.overflow)}")
     return "; ".join(words)

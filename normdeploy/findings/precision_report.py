@@ -63,4 +63,4 @@ class PrecisionReport(ShortRepr):
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
-        return f"{self.to}: {self.kept} of {self.nodes} floating nodes in float32, {self.casts} Casts"
+        return f"{self.to}: {self.kept} of {self.nodes} floating-point nodes in float32, {self.casts} Casts"

@@ -39,13 +39,13 @@ def show_precision(console: Console, account: PrecisionReport) -> None:
         console.print(table)
     before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
     if account.calibrated:
-        ran = f"calibrated on {account.samples} {account.calibrated} inputs"
+        ran = f"calibrated on {account.samples} {account.calibrated} input{'' if account.samples == 1 else 's'}"
     else:
         ran = "not calibrated"
-    kept = f"{account.kept} of {account.nodes} floating nodes in float32, {account.casts} Casts"
+    kept = f"{account.kept} of {account.nodes} floating-point nodes in float32, {account.casts} Casts"
     console.print(Text(f"{account.to}: {kept}; weights {before} → {after}; {ran}"))
     types = {**account.inputs, **account.outputs}
-    console.print(Text("  " + ", ".join(f"{name}: {kind}" for name, kind in types.items()), style="dim"))
+    console.print(Text("types: " + ", ".join(f"{name}: {kind}" for name, kind in types.items()), style="dim"))
     for note in account.notes:
         console.print(Text(f"note: {note}", style="yellow"))
 
@@ -54,5 +54,5 @@ def _describe_largest_value(group: FindingGroup, values: dict[str, float | None]
     """Describe the largest magnitude that calibration saw; "" if the reason is not a value out of range."""
     seen = [v for v in (values.get(f.tensor) for f in group.findings) if v is not None]
     if seen and group.first_finding.spelling == "range":
-        return f"reached {max(seen):.3g}, "
+        return f"largest value {max(seen):.3g}; "
     return ""

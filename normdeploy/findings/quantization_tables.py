@@ -47,7 +47,7 @@ def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
 
     Layers that differ only in names and numbers share a line; the JSON report lists each.
     """
-    told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
+    told = make_table("layer", "status", "weight", "activation", "migrated", "error alone", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
         if len(alike) > 1:
@@ -78,7 +78,7 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
 
 
 def _metric_table(judged: Sequence[MetricReport]) -> WordTable:
-    numbers = (Column(title, whole=True) for title in ("quantized", "float32", "wanted", "verdict"))
+    numbers = (Column(title, whole=True) for title in ("quantized", "float32", "required", "verdict"))
     told = make_table("output", "metric", *numbers)
     for j in judged:
         if j.met:
@@ -104,19 +104,24 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
     else:
         how = account.calibration
     if account.judging:
-        judged = f", judged on {account.judging} others"
+        judged = f", metrics on {account.judging} other samples"
     else:
         judged = ""
+    if account.runtime == "any":
+        runtime = "any runtime"
+    else:
+        runtime = account.runtime
     yield Text(
-        f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
+        f"{account.to} for {runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
     )
     for m in account.moved:
-        off = f"{m.output}: off by {m.error:.2g} of its size, cosine {m.cosine:.6g}; float32 is off by {m.float32:.1g}"
+        errors = f"relative error {m.error:.2g}, cosine {m.cosine:.6g}; relative error of float32 {m.float32:.1g}"
+        off = f"{m.output}: {errors}"
         yield Text(off, style="" if m.error <= 0.1 else "bold red")
     fitted = sum(layer.rounding == "GPTQ" for layer in account.layers)
     if fitted:
-        yield Text(f"weights of {fitted} rounded by GPTQ")
+        yield Text(f"weights of {fitted} layer{'' if fitted == 1 else 's'} rounded by GPTQ")
     made: dict[str, set[str]] = {}
     refused: dict[tuple[str, str], list[Migration]] = {}
     for migration in account.migrations:
@@ -168,9 +173,9 @@ def _describe_activation(kind: str, scale: float | None, zero_point: int | None,
         return ""
     if scale is None:
         if dynamic:
-            return f"{kind}, as it comes"
+            return f"{kind}, range computed at run time"
         return kind
-    return f"{kind}, scale {scale:.3g}" + (f", zero {zero_point}" if zero_point else "")
+    return f"{kind}, scale {scale:.3g}" + (f", zero point {zero_point}" if zero_point else "")
 
 
 def _format_range(low: float | None, high: float | None) -> str:

@@ -39,8 +39,8 @@ class FleetOptions:
     trust: Sequence[PathLike] = option_field(
         (),
         "--trust",
-        "Public key. Only records that are signed with one of these keys are trusted. In the fleet verbs, --trust does"
-        " not allow a model file to run code. Repeatable.",
+        "Public key. Only records that are signed with one of these keys are trusted. In the fleet commands, --trust"
+        " does not allow a model file to run code. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )

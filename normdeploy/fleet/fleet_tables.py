@@ -126,8 +126,10 @@ def show_fleet_run(
     _print_line(console, summarize_counts(run))
     _print_line(console, f"store of the results: {run.store}", soft_wrap=True)
     if command := copy_command(run, file=file, store=store):
-        _print_line(console, f"a cell's files as a folder: {command}", soft_wrap=True)
-    _print_line(console, f"page: {'--html FILE.html writes one' if page is None else page}", soft_wrap=True)
+        _print_line(console, f"to copy the files of a cell: {command}", soft_wrap=True)
+    _print_line(
+        console, f"HTML page: {'none; --html FILE.html writes a page' if page is None else page}", soft_wrap=True
+    )
 
 
 def copy_command(run: FleetRun, *, file: str | None = None, store: str | None = None) -> str:
@@ -261,7 +263,7 @@ def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | No
 
 def show_published(console: Console, done: PublishResult) -> None:
     """Print the outcome of publishing each cell."""
-    words = {"published": "published as", "there": "is there already:", "refused": "refused:"}
+    words = {"published": "published as", "there": "is already in the registry:", "refused": "refused:"}
     for item in done.items:
         if item.outcome == "refused":
             style = "red"
@@ -273,7 +275,9 @@ def show_published(console: Console, done: PublishResult) -> None:
     for note in _abbreviate_notes(done.notes):
         _print_line(console, f"note: {note}")
     counts = Counter(item.outcome for item in done.items)
-    console.print(f"{counts['published']} published, {counts['there']} were there, {counts['refused']} refused")
+    console.print(
+        f"{counts['published']} published, {counts['there']} already in the registry, {counts['refused']} refused"
+    )
 
 
 def _abbreviate_notes(notes: Sequence[str]) -> Sequence[str]:
@@ -294,7 +298,7 @@ def _cells_by_reason(run: FleetRun) -> Mapping[str, Sequence[str]]:
         for cell in run.cells:
             if cell.status == status and cell.reason:
                 at = cell.step.rsplit("/", 1)[-1]
-                found.setdefault(f"{status} ({at}): {cell.reason}", []).append(cell.name)
+                found.setdefault(f"{status} (step {at}): {cell.reason}", []).append(cell.name)
     return found
 
 

@@ -39,7 +39,7 @@ _FOLDER = "bundle/"
 @dataclass(frozen=True)
 class PublishedCell:
     """Outcome of publishing one cell: ``where`` is the address of the published bundle, and ``reason`` tells why the
-    cell was refused.
+    cell was refused. The outcome "there" means that the registry already had the bundle.
     """
 
     cell: str

@@ -4,7 +4,8 @@ onnxruntime quantizes all of X at once. At each step, it quantizes the state bef
 (``ComputeGemm`` in onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is
 [directions, hidden, 4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one per column
 (onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may split the batch. Each thread then
-quantizes the states of its part of the batch, whose range lies inside the range of the whole batch.
+quantizes the states of its part of the batch, whose range lies inside the range of the whole batch. So the scale of
+a thread is at most the scale of the whole batch, and half a step of the whole batch bounds its rounding errors too.
 """
 
 from __future__ import annotations

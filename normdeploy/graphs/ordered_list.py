@@ -1,9 +1,9 @@
 """Sequence with insertion at any position and constant-time comparison of two items' positions.
 
 Each item has a label, an integer that increases along the sequence. If no integer lies between the labels of two
-neighbors, the labels after them are spread again. Spreading starts after the left neighbor. It ends at the first item
-whose label exceeds the neighbor's label by more than j², if the item is the j-th after this neighbor. That costs O(log
-n) per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2). Labels
+neighbors, the labels after the left neighbor are spread again, up to the first item whose label is large enough. The
+j-th item after the neighbor is this item if its label exceeds the neighbor's by more than j². Spreading costs O(log n)
+per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2). Labels
 can't overflow, because Python's integers are unbounded.
 """
 

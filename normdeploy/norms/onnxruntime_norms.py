@@ -1,4 +1,4 @@
-"""Define onnxruntime's norm ops, and their rows.
+"""Define onnxruntime's norm ops, and their rows of the table of norm ops (`NormOp`).
 
 The definitions follow onnxruntime's docs/ContribOperators.md. The schemas of the installed package agree with it.
 """
@@ -182,7 +182,8 @@ def gated_rms_norm(
     epsilon: float = EPSILON,
     **_: Any,
 ) -> Tensor:
-    """Define GatedRMSNorm: RMS norm of each C elements of a row, times scale, times SiLU or sigmoid of the gate.
+    """Define GatedRMSNorm: RMS norm of every C consecutive elements of a row, times scale, times SiLU or sigmoid of
+    the gate.
 
     Args:
         x, gate: shape (…, H · C).

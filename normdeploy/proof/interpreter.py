@@ -161,7 +161,7 @@ class ProofInterpreter(Arithmetic):
                 factor = self._root_of_constant(r, value)
                 made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
                 return made
-        # One side may take the root of a whole, and the other side that of its parts behind a Split.
+        # One side may take the root of a whole, and the other side that of its parts after a Split.
         for i, radicand in enumerate(self.radicands):
             for w, root in self._parts_of_radicand(radicand):
                 ratio = self.positive_ratio(t, w)

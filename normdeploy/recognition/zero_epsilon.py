@@ -18,7 +18,7 @@ _ROWS = {
     "GroupNorm": "a constant group",
     "InstanceNorm": "a constant channel",
 }
-# Nodes behind the norm among which a guard is looked for.
+# Maximum number of nodes after the norm that are searched for a guard.
 _FARTHEST = 64
 
 
@@ -35,7 +35,7 @@ def zero_epsilon_notes(graph: Graph, norm: Norm) -> tuple[str, ...]:
 
 
 def _has_guard(y: gs.Tensor) -> bool:
-    """Return True if a Where or IsNaN reads the norm's result, directly or behind pointwise ops and views."""
+    """Return True if a Where or IsNaN reads the norm's result, directly or after pointwise ops and views."""
     pending = [y]
     seen = set[int]()
     while pending and len(seen) < _FARTHEST:

@@ -118,7 +118,7 @@ def _describe_machine_load(race: Mapping[str, Any]) -> str:
     else:
         words = []
     loads = (("before", machine.get("load")), ("at the end", race.get("load")))
-    words += [f"load {format_number(load)} {when}" for when, load in loads if load is not None]
+    words += [f"CPU load {format_number(load)} {when}" for when, load in loads if load is not None]
     if words:
         return f"{', '.join(words)}."
     return ""
@@ -183,7 +183,7 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
 def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Draw a norm's graph before and after the rewrite, as SVG and in words."""
     count = len(picture["tensors"])
-    forms = [("now", picture["before"]), ("then", picture["after"])]
+    forms = [("now", picture["before"]), ("optimized", picture["after"])]
     drawn = [
         (when, diagram_svg.draw_diagram(boxes, f"head-{number}-{when}"), diagram_svg.diagram_caption(boxes))
         for when, boxes in forms

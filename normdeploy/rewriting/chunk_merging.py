@@ -249,7 +249,7 @@ class _WholeWriter:
         inputs = [self._whole_input(node, i, [s.inputs[i] for s in steps]) for i in range(len(node.inputs))]
         affine: list[tuple[str, gs.Constant]] = []
         if is_standard_op(node, *_ROW_NORMS) and any(t is None for t in inputs[1:]):
-            # A bias belongs behind the scale of its part.
+            # The bias of a part is added after the part's scale.
             for i in range(1 if inputs[1] is None else 2, len(inputs)):
                 own = inputs[i]
                 if own is not None and own.is_empty():

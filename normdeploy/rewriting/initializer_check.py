@@ -2,8 +2,8 @@
 
 The prover reads weights through graphsurgeon, which has its own readers, but a certificate is about the file. So each
 initializer that a proof depends on is read again with `onnx.numpy_helper` and compared bit for bit. This includes
-initializers behind Constant nodes, Casts and views. Tests compare `onnx.numpy_helper` with onnxruntime for every form
-in which a file may store a number.
+initializers that are read through Constant nodes, Casts and views. Tests compare `onnx.numpy_helper` with onnxruntime
+for every form in which a file may store a number.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class _Factor:
     """Factor of the product, with its Casts.
 
     Attributes:
-        sources: the tensor g behind each of its Casts to wider types, and last the one before them.
+        sources: the tensor g after each of its Casts to wider types, and last the one before them.
         activation: "Sigmoid" or "SiLU"; "" for the tensor itself.
         nodes: the Casts and the activation.
     """
@@ -182,7 +182,7 @@ def _read_simple_factor(graph: Graph, t: gs.Tensor) -> _Factor:
 
 
 def _skip_casts_behind(graph: Graph, t: gs.Tensor, nodes: list[gs.Node], *, until: np.dtype | None = None) -> gs.Tensor:
-    """Return the tensor behind the Casts to floating types that alone read ``t``, and append these to ``nodes``.
+    """Return the tensor after the Casts to floating types that alone read ``t``, and append these to ``nodes``.
 
     Args:
         until: dtype at which to stop; None for none.

@@ -297,7 +297,8 @@ def test_engine_that_can_not_be_run(program: Program, engine: Path, written: byt
 
 
 FIT = (
-    "error: the inputs' shapes do not fit; say them with --shape NAME=4x8:\n  profile 0 takes x of 1x4 to 8x4, not of "
+    "error: the inputs' shapes do not fit; pass shapes with --shape NAME=4x8:\n"
+    "  profile 0 takes x of 1x4 to 8x4, not of "
 )
 
 

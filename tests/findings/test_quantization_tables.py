@@ -109,7 +109,7 @@ def test_layers_of_one_lot_are_one_line() -> None:
 
 def test_an_account_without_calibration_or_metric_is_short() -> None:
     text = shown(QuantizationReport("int4", "any", "none", 0, 0, ()))
-    assert text == "int4 for any: 0 of 0 linear layers; weights 0.0 MB → 0.0 MB; calibration none\n"
+    assert text == "int4 for any runtime: 0 of 0 linear layers; weights 0.0 MB → 0.0 MB; calibration none\n"
 
 
 def test_the_plots_draw_each_layer_and_name_the_worst() -> None:

@@ -61,8 +61,8 @@ def made_run() -> FleetRun:
 def test_show_fleet_run_ends_with_the_places_of_the_results(made_run: FleetRun) -> None:
     assert printed(fleet_tables.show_fleet_run, made_run).splitlines()[-3:] == [
         "store of the results: /there/store",
-        "a cell's files as a folder: normdeploy fleet show fleet.toml net/fp32/cpu -o FOLDER",
-        "page: --html FILE.html writes one",
+        "to copy the files of a cell: normdeploy fleet show fleet.toml net/fp32/cpu -o FOLDER",
+        "HTML page: none; --html FILE.html writes a page",
     ]
 
 
@@ -82,7 +82,7 @@ def test_verbs_name_the_places_as_the_user_typed_them(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     command = "normdeploy fleet show 'some where/fleet.toml' net/fp32/cpu --store s3://b/x -o FOLDER"
-    assert f"a cell's files as a folder: {command}\n" in done.stdout
+    assert f"to copy the files of a cell: {command}\n" in done.stdout
     assert done.stdout.endswith(f"page: {page}\n")
     text = html.unescape(page.read_text())
     assert "<code>/there/store</code>" in text

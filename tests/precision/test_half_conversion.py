@@ -169,7 +169,7 @@ def test_the_command_line_prints_the_islands_and_writes_them(tmp_path: Path) -> 
         app, [*args, "--calibrate", str(tmp_path / "x.npz"), "--report", str(tmp_path / "r.json")]
     )
     assert done.exit_code == 0, done.output
-    assert "2 of 2 floating nodes in float32" in " ".join(done.output.split())
+    assert "2 of 2 floating-point nodes in float32" in " ".join(done.output.split())
     told = json.loads((tmp_path / "r.json").read_text())["precision"]
     assert [i["kind"] for i in told["islands"]] == ["constant", "norm"]
     assert told["calibrated"] == "given"

@@ -193,7 +193,7 @@ def test_how_far_outputs_move_is_told_without_a_metric(block: onnx.ModelProto, h
     assert not any("--metric" in note for note in account.notes)
     printed = io.StringIO()
     Console(width=120, file=printed).print(quantization_summary(account))
-    assert f"y: off by {moved.error:.2g} of its size, cosine {moved.cosine:.6g}" in printed.getvalue()
+    assert f"y: relative error {moved.error:.2g}, cosine {moved.cosine:.6g}" in printed.getvalue()
 
 
 @pytest.mark.parametrize(("value", "error", "cosine"), [(0.0, 1, 0), (0.8, 0.2, 1), (np.nan, np.nan, np.nan)])

@@ -193,7 +193,7 @@ def test_engine_is_called_built_and_not_run() -> None:
         "95.3 MB",
         "477 layers",
         "8.6, 12.0",
-        "ids: 1×1 to 32×256, best at 6×16",
+        "shapes of ids: 1×1 to 32×256, fastest at 6×16",
         "built; not run",
     ):
         assert part in text
@@ -316,8 +316,8 @@ def test_census_tells_all_that_is_known() -> None:
         "γ = 1 + w along axis 2 and β from data along axis 2",
         "in float16 ε 1e-05 becomes 0; these constants overflow: w",
         "would be fused into LayerNormalization(axis=-1, epsilon=1e-12)",
-        "onnxruntime CPU now: function (A×9): no kernel of B then: kernel (LayerNormalization)",
-        "TensorRT-RTX then: missing: [red]no[/red] importer",
+        "onnxruntime CPU now: function (A×9): no kernel of B optimized: kernel (LayerNormalization)",
+        "TensorRT-RTX optimized: missing: [red]no[/red] importer",
         "with optimize: 1 fused; norm nodes 9 → 1, all nodes 598 → 130",
         "note: CUDA was not asked",
     ):

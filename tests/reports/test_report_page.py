@@ -257,7 +257,7 @@ def test_everything_is_in_one_harmless_file(hostile: dict[str, Any]) -> None:
         "NaN where the model has 1",
         "no compiler",
         "normdeploy x",
-        "reached 3e+05",
+        "largest value 3e+05",
     ):
         assert said in elements.text
     assert "<script>alert(1)</script>" in check_harmless(render_page(hostile)).text

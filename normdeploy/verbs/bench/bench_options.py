@@ -51,7 +51,7 @@ class RaceOptions:
         (),
         "--norm-impl",
         "Benchmark each norm of one ONNX file by itself, in these forms, separated by commas: standard, decomposed,"
-        " instance, layer, narrow, plugin; or all.",
+        " instance, layer, narrow, sum, plugin; or all. docs/reference/bench.md defines the forms.",
         metavar="FORMS",
         type=str | None,
         read=_split_commas,

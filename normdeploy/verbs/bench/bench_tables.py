@@ -37,14 +37,14 @@ def show_race(console: Console, race: Race) -> None:
     threads = f"{race.threads} thread{'s' if race.threads > 1 else ''}"
     console.print(
         Text(
-            f"{threads}, {race.warmup} rounds of warm-up, {race.rounds} counted, seed {race.seed}; errors against"
+            f"{threads}, {race.warmup} rounds of warm-up, {race.rounds} timed, seed {race.seed}; errors against"
             f" {race.reference}"
         )
     )
     if race.load is None:
         after = ""
     else:
-        after = f"; load {race.load:.1f} at the end"
+        after = f"; CPU load {race.load:.1f} at the end"
     console.print(Text(f"{race.machine}{after}", style="dim"))
     for missed in race.not_run:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
@@ -63,12 +63,11 @@ def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> WordTable:
         Column(name, whole=True, justify="right")
         for name in (
             "median\nms",
-            "p95",
-            "p99",
-            "time,\nof the\nfirst",
-            "95 %",
-            "error",
-            *(["around\n1000"] if far else []),
+            "p95\nms",
+            "p99\nms",
+            "ratio to\nthe first",
+            "95 % interval\nof the ratio",
+            *(["error for\ninputs\naround 0", "error for\ninputs\naround 1000"] if far else ["relative\nerror"]),
         )
     ]
     table = make_table(*names, *numbers, padding=(0, 1))

@@ -32,7 +32,7 @@ class MachineInfo:
         if self.load is None:
             busy = ""
         else:
-            busy = f", load {self.load:.1f}"
+            busy = f", CPU load {self.load:.1f}"
         return f"{self.cpu}, {self.cores} cores{busy}; " + ", ".join(
             f"{name} {version}" for name, version in self.versions.items()
         )

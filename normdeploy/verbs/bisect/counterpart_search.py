@@ -254,7 +254,7 @@ class CounterpartSearch:
     def _read_operators(self, unmatched: tuple[str, ...]) -> tuple[str, ...]:
         """Return the operators whose numbers a spot may have.
 
-        Zeros pair with each other, so behind a division by 0 the operator with the epsilon may seem to have a
+        Zeros pair with each other, so after a division by 0 the operator with the epsilon may seem to have a
         counterpart.
         """
         return self._stretch_operators if self._divides_by_zero else unmatched

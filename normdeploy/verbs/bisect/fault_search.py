@@ -20,7 +20,7 @@ from ..verify.model_tensors import model_tensors_by_name
 from .cause_search import SpotRecomputer
 from .counterpart_search import FaultSpot
 from .exchanged_modules import iter_exchanges
-from .fault_tracing import Fault, FaultTrace, FaultTracer
+from .fault_tracing import TOP_LEVEL, Fault, FaultTrace, FaultTracer
 from .intervention_runner import FirstWrongSearch, is_output_changed, is_worse
 from .stale_weights import replace_weights
 from .training_mode import BATCH, with_eval_mode
@@ -129,7 +129,7 @@ class FaultSearch(FaultTracer):
                 self._add_fault(named, replace(fault, mended=bool(after), mended_error=error), trace)
             else:
                 self.notes.append(
-                    f"{fault.tensor!r} of {fault.module or 'the model itself'} is also wrong ({fault.cause}),"
+                    f"{fault.tensor!r} of {fault.module or TOP_LEVEL} is also wrong ({fault.cause}),"
                     " but does not change the output"
                 )
             self.at_output = after

@@ -45,6 +45,10 @@ from .trial_changes import Cause
 CUDA = ort_title("cuda", optimize=False), ort_title("cuda", optimize=True)
 
 
+# Name of the part of a model that is in none of its modules, for messages.
+TOP_LEVEL = "top level of the model"
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Fault(ShortRepr):
     """Fault: nodes that compute a wrong result from right inputs.
@@ -93,7 +97,7 @@ class Fault(ShortRepr):
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
-        return f"{self.module or 'the model itself'}, {', '.join(self.nodes[:2])}: {self.kind}: {self.cause}"
+        return f"{self.module or TOP_LEVEL}, {', '.join(self.nodes[:2])}: {self.kind}: {self.cause}"
 
 
 @dataclass(frozen=True)
@@ -471,7 +475,7 @@ class FaultTracer:
         """Run the file with the nodes in float32, and check whether the output becomes right."""
         nodes = [self._exact.nodes[p] for p in places]
         if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
-            return Float32Trial(None, reason=f"it already computes in {self._dtype.name}")
+            return Float32Trial(None, reason=f"the node already computes in {self._dtype.name}")
         try:
             for wide, chosen in iter_float32_regions(self._exact, places):
                 with self._running(emulate_half(wide) if self._result.runtime == STEPWISE else wide):

@@ -66,8 +66,8 @@ def _node_in_eval(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
-    """Return the model's running statistics for each input: the vector with the file's name, or else the nearest
-    vector.
+    """Return the model's running statistics for each input: the model's vector that has the name of this input in the
+    file, or else the nearest vector.
     """
     found: dict[tuple[int, int], Array] = {}
     for i in _STATISTICS:

@@ -30,7 +30,8 @@ class EngineOptions:
     compute_capabilities: Sequence[str] = option_field(
         (),
         "--compute-capability",
-        "Compute capabilities of the GPUs to build for, such as 8.6 8.9 12.0 (tensorrt-rtx only). Default: all.",
+        "Compute capabilities of the GPUs to build for, separated by spaces, such as --compute-capability 8.6 8.9 12.0"
+        " (tensorrt-rtx only). Default: all.",
         metavar="X.Y ...",
         type=list[str] | None,
     )

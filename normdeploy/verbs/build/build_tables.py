@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 def show_engine(console: Console, engine: Engine) -> None:
     """Print the engine, its norms and profiles, and a line that says that the engine was not run."""
-    gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
+    capabilities = ", ".join(engine.compute_capabilities)
+    if not capabilities:
+        gpus = "every GPU that the library knows"
+    elif len(engine.compute_capabilities) == 1:
+        gpus = f"compute capability {capabilities}"
+    else:
+        gpus = f"compute capabilities {capabilities}"
     size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
     console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
     if engine.norms:
@@ -36,15 +42,14 @@ def show_engine(console: Console, engine: Engine) -> None:
         else:
             of = ""
         for name, (low, best, high) in profile.items():
-            console.print(
-                Text(f"  {of}{name}: {_format_shape(low)} to {_format_shape(high)}, best at {_format_shape(best)}")
-            )
+            shapes = f"{_format_shape(low)} to {_format_shape(high)}, fastest at {_format_shape(best)}"
+            console.print(Text(f"  {of}shapes of {name}: {shapes}"))
     for note in engine.notes:
         console.print(Text(f"note: {note}"))
     if engine.types:
         console.print(
             Text(
-                "layers by type, as the file says: "
+                "layers by data type, as the ONNX file states: "
                 + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())
             )
         )

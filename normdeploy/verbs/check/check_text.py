@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import escape_line
 
 if TYPE_CHECKING:
     from .check_function import Check, CheckedFile
+    from .norm_rules import Problem
 
 
 def render_check(result: Check) -> str:
@@ -18,15 +20,20 @@ def render_check(result: Check) -> str:
     """
     lines = [line for file in result.files for line in _file_lines(file)]
     problems = [p for file in result.files for p in file.findings]
-    counts = [f"{sum(p.level == level for p in problems)} {level}s" for level in ("error", "warning", "note")]
+    counts = [_count_findings(problems, level) for level in ("error", "warning", "note")]
     counted = f"{len(result.files)} file{'s' if len(result.files) > 1 else ''}: {', '.join(counts)}"
     if n := sum(p.known for p in problems):
-        counted += f", {n} known"
+        counted += f", {n} known from the baseline"
     notes = dict.fromkeys(
         f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
     )
-    last = f"{counted}; it fails on {', '.join(result.fail_on) or 'nothing'}"
+    last = f"{counted}; rules that fail the check: {', '.join(result.fail_on) or 'none'}"
     return "".join(f"{escape_line(line)}\n" for line in (*lines, *notes, last))
+
+
+def _count_findings(problems: Sequence[Problem], level: str) -> str:
+    count = sum(problem.level == level for problem in problems)
+    return f"{count} {level}{'' if count == 1 else 's'}"
 
 
 def _file_lines(file: CheckedFile) -> list[str]:

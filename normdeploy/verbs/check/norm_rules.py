@@ -187,8 +187,16 @@ class Problem(ShortRepr):
 
     @property
     def location(self) -> str:
-        """Return the module path. Without a module path, return the node's name; without both, the tensor's name."""
-        return self.module or self.node or self.tensor
+        """Name the module. Without a module path, name the node; without both, the tensor.
+
+        Returns:
+            for example "module 'encoder.norm'"; "" if the problem has none of the three.
+        """
+        if self.module:
+            return f"module {self.module!r}"
+        if self.node:
+            return f"node {self.node!r}"
+        return f"tensor {self.tensor!r}" if self.tensor else ""
 
 
 # ------------------------------------------------------------------ problems

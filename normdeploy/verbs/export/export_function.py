@@ -107,14 +107,14 @@ def export(call: ExportCall) -> ExportResult:
             (``normdeploy.precision.half_conversion``).
         calibrate: samples for calibration, as .npz files or mappings name -> array. Without ``quantize``, half
             precision is calibrated on them; if there are none, inputs are generated. With ``quantize``, the first axis
-            of each array counts the samples. Every second batch is used for calibration, and the other batches for
-            evaluation.
+            of each array is the sample axis. The samples are split into batches; every second batch is used for
+            calibration, and the other batches for evaluation.
         keep_io: inputs and outputs of a half-precision file stay float32.
         quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in this type, or store their weights
             in it (``normdeploy.quantization.quantizer``).
         calibration: method that finds the ranges of activations from the samples: "minmax", "entropy" or "percentile".
         metric: bound that the quantized file must reach on the evaluation samples, such as "cosine>=0.995". A mapping
-            from output to bounds sets them for each output. Layers stay float until the bound is reached.
+            from output to bounds sets them for each output. Layers go back to float until the file reaches the metric.
         dynamic: compute the ranges of activations at run time (int8 in onnxruntime only). No samples are needed.
         rotate: with ``quantize``, first rotate the residual stream and the values of attentions by Hadamard matrices,
             if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).

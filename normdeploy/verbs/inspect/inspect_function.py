@@ -19,8 +19,8 @@ def inspect(call: InspectCall) -> Summary:
     Args:
         source: an ONNX file or model, or a source as for ``export``.
         args, kwargs, runtime, fuse, custom_translation_table, progress, and the loading options: as for ``export``.
-        explain: name of a tensor, a node or a module. The result's ``explanations`` then say why its nodes would be
-            fused or not.
+        explain: name of a tensor, a node or a module. The result's ``explanations`` then say why the nodes of the
+            norm at this name would be fused or not.
 
     Returns:
         A finding for each norm, with the support of each installed runtime. With ``explain``, the result has

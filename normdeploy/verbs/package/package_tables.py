@@ -27,7 +27,7 @@ def show_package(console: Console, made: Package) -> None:
     show_judgement(console, made.judgement)
     for note in made.notes:
         console.print(Text(escape_line(f"note: {note}"), style="yellow"))
-    print_verdict(console, bool(made), "every sample is as expected, as the models are configured", "NOT as expected")
+    print_verdict(console, bool(made), "every sample gives the expected outputs", "some outputs are NOT as expected")
 
 
 def show_judgement(console: Console, judgement: Judgement) -> None:
@@ -46,7 +46,7 @@ def show_judgement(console: Console, judgement: Judgement) -> None:
     # outputs of a runtime, so equal reasons are printed once.
     for line in dict.fromkeys(f"{r.verdict}: {r.runtime}: {r.reason}" for r in judgement.results if r.reason):
         console.print(Text(escape_line(line), style="red"))
-    console.print(Text(escape_line(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))
+    console.print(Text(escape_line(f"{len(judgement.cases)} samples; expected outputs from: {judgement.reference}")))
     for missed in judgement.not_run:
         console.print(Text(escape_line(f"not run: {missed.runtime}: {missed.reason}"), style="dim"))
 

@@ -24,7 +24,7 @@ def show_recheck(console: Console, outcome: Recheck) -> None:
         Text(escape_line(f"{outcome.path}: {outcome.name}, made {outcome.made}; {outcome.files} files compared"))
     )
     if outcome.changes:
-        table = make_table("changed", "what", "was", "is now")
+        table = make_table("kind", "name", "before", "now")
         # Regressions are printed first, so that the limit does not hide them.
         first = sorted(outcome.changes, key=lambda change: not change.worse)[:_ROWS]
         for change in first:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def show_inference(console: Console, done: Inference) -> None:
     """Print the runner, its times and the types of its arrays."""
     lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
-    lines += [f"  in   {name}  {text}" for name, text in done.inputs.items()]
+    lines += [f"  input   {name}  {text}" for name, text in done.inputs.items()]
     for name, text in done.outputs.items():
-        lines.append(f"  out  {name}  {text}  {summarize_values(done.arrays[name])}".rstrip())
+        lines.append(f"  output  {name}  {text}  {summarize_values(done.arrays[name])}".rstrip())
     if set(done.arrays) == {TOKENS}:
         lines += _describe_tokens(done)
     console.print(Text("\n".join(map(escape_line, lines))), soft_wrap=True)

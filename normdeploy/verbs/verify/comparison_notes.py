@@ -83,8 +83,8 @@ def collect_notes(
         if precision and trial.candidates:
             files = ", ".join(dict.fromkeys(c.file_label for c in trial.candidates))
             notes.append(
-                f"{files}: in half precision; {trial.eager.name} also ran in {FLOATS[precision]}, on inputs"
-                " rounded to it"
+                f"{files} computes in half precision, so {trial.eager.name} also ran in {FLOATS[precision]}, on inputs"
+                f" rounded to {FLOATS[precision]}"
             )
         notes += trial.notes
         for candidate in trial.candidates:

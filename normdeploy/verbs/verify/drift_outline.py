@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .tensor_drift import DriftPoint
 
-DRIFT = ("runtime", "tensors", "the error grows most in", "relative to the largest value", "first outside the bound")
+DRIFT = (
+    "runtime",
+    "tensors compared",
+    "the error grows most in",
+    "relative error before and there",
+    "first tensor outside its bound",
+)
 
 
 def outline_drift(points: Sequence[DriftPoint]) -> list[tuple[str, ...]]:

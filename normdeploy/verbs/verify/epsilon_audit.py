@@ -43,6 +43,10 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
         one note for each file with such epsilons.
     """
     known = sorted(_model_numbers(model))
+    if isinstance(model, FileModel):
+        source = model.label
+    else:
+        source = "the model's source"
     notes = []
     for subject in (s for s in subjects if not s.runtime):
         stated = dict(_iter_epsilons(load_small_weights(subject.path)))
@@ -51,8 +55,8 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
             some = list_some([f"{value:g} of {node!r}" for node, value in foreign.items()], _NAMED)
             near = ", ".join(f"{value:g}" for value in known[:_NAMED])
             notes.append(
-                f"{subject.label}: the epsilon {some} is not one of the model's ({near}). The outputs may not"
-                " show it: compare it with the model's source"
+                f"{subject.label}: the epsilon {some} is not one of the model's ({near}). A wrong epsilon need"
+                f" not show in the outputs: compare it with {source}"
             )
     return notes
 

@@ -17,6 +17,8 @@ from .reference_models import OWN, runtime_label
 from .rule_measures import RuleVerdict
 
 DEFAULT = "default rule"
+# Kind of a given tolerance.
+TOLERANCE = "tolerance"
 # Kinds of input cases, from the most ordinary to the most extreme.
 KINDS = ("given", "random", DATASET, "small", HIDDEN, "zeros", EXTREME, INFINITE, NAN)
 # Reason why the default rule was not judged for a quantized file: it takes dozens of runs in float64.
@@ -70,17 +72,35 @@ class OutputResult(ShortRepr):
     def summarize(self) -> str:
         """Return the main facts in one line."""
         what = ", ".join(filter(None, (self.output, self.runtime, self.file)))
-        numbers = f"error {self.max_abs_error:.2e}, allowed {self.allowed_text}"
+        numbers = f"error {self.error_text}, allowed {self.allowed_text}"
         return f"{self.verdict}, {what}: {self.reason or numbers}{f', at {self.case}' if self.case else ''}"
 
     def __bool__(self) -> bool:
         return self.verdict == "pass"
 
     @property
+    def decisive_tolerance(self) -> RuleVerdict | None:
+        """Return the given tolerance that decided; None if no tolerance was given, or if it measured no element."""
+        return next((r for r in self.rules if r.kind == TOLERANCE and not math.isnan(r.measured)), None)
+
+    @property
+    def error_text(self) -> str:
+        """Return the absolute error for a table. It belongs to the same element as ``allowed_text``."""
+        if tolerance := self.decisive_tolerance:
+            return f"{tolerance.measured:.2e}"
+        return f"{self.max_abs_error:.2e}"
+
+    @property
     def allowed_text(self) -> str:
-        """Return the allowed error for a table; "not asked" if given rules judged without the default rule."""
-        if self.rules and not self.by_default:
-            return "not asked"
+        """Return the allowed error for a table, by the rule that decided.
+
+        Returns:
+            the bound of a given tolerance; "by metric" if only metrics decided; otherwise the default rule's bound.
+        """
+        if tolerance := self.decisive_tolerance:
+            return f"{tolerance.wanted:.2e}"
+        if self.rules and all(rule.kind != TOLERANCE for rule in self.rules):
+            return "by metric"
         return f"{self.allowed:.2e}"
 
     @property
@@ -106,8 +126,13 @@ class OutputResult(ShortRepr):
     def row(self) -> tuple[str, ...]:
         """Return the cells under COLUMNS."""
         remark = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
-        numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", self.allowed_text)
-        return (self.output, self.runtime, *numbers, f"{self.verdict}: {remark}" if remark else self.verdict, self.case)
+        numbers = (self.error_text, f"{self.max_rel_error:.2e}", self.allowed_text)
+        tolerance = self.decisive_tolerance
+        if tolerance is None:
+            case = self.case
+        else:
+            case = tolerance.case
+        return (self.output, self.runtime, *numbers, f"{self.verdict}: {remark}" if remark else self.verdict, case)
 
 
 def judge_output(

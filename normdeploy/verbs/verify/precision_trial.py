@@ -223,8 +223,8 @@ class PrecisionTrial:
         # A note is written only for the first such input.
         if not self._beyond_range:
             self.notes.append(
-                f"values exceed float16's range at {case.name}: {', '.join(beyond)} keeps no digits there, but"
-                " keeps some in bfloat16, by whose roundings such inputs are judged"
+                f"values exceed float16's range at {case.name}: in float16 no digit of {', '.join(beyond)} is right"
+                " there; in bfloat16 some are. So such inputs are judged with the allowed error of bfloat16"
             )
         self._beyond_range = True
         return {name: wide[name].astype(value.dtype) for name, value in eager.items()}

@@ -35,7 +35,7 @@ from ...types import Arrays
 from .io_matching import TensorEnd, graph_ends
 
 # Name of the runtime that replaces eager mode for an ONNX reference.
-AS_IT_IS = "the reference as it is"
+AS_IT_IS = "the reference itself"
 _COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
 # Runtimes of the reference itself.
 OWN = (EagerRunner.name, AS_IT_IS)
@@ -390,7 +390,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         if v.type.tensor_type.elem_type == onnx.TensorProto.STRING:
             raise InputError(
                 f"{label}: the output {v.name!r} is a tensor of strings, so it can't be compared; make the"
-                " index or the scores behind it an output of the file, or remove it"
+                " index, or the scores from which it is computed, an output of the file, or remove it"
             )
         outputs.append(v.name)
     model = FileModel(

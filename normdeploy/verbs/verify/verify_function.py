@@ -44,7 +44,7 @@ def verify(call: VerifyCall) -> Comparison:
         drift: also compare the inner tensors of each ONNX file with the model's, on one input case. The comparison then
             takes two to three times as long.
         max_elements: limit on the elements of the largest generated input; None: 8 times the elements at the usual
-            sizes. If the model accepts larger inputs, ``up_to`` of the result has this limit.
+            sizes. If the model accepts larger inputs, ``up_to`` of the result is this limit; otherwise it is None.
         max_seconds: limit on processor time; half is for the model in float64. One input always runs, even beyond the
             limit.
         max_memory: limit in bytes on the tensors inside the model; sizes that take more are left out.
@@ -74,7 +74,7 @@ def verify(call: VerifyCall) -> Comparison:
         (``Comparison.ok``).
 
     Raises:
-        NormdeployError: an error of ``normdeploy.errors``. A wrong candidate gives a false result, not an error.
+        NormdeployError: an error of ``normdeploy.errors``. A wrong file gives a false result, not an error.
     """
     # The time is counted from here, because loading and tracing a module can take as long as the comparison.
     begun = processor_time()

@@ -103,7 +103,7 @@ def describe_verdict(parity: Comparison) -> str:
             return "NOT verified"
         return NEITHER
     if parity.unrun:
-        left_out = f", but for {', '.join(m.file for m in parity.unrun)}, which was not run,"
+        left_out = f", except for {', '.join(m.file for m in parity.unrun)}, which was not run,"
     else:
         left_out = ""
     if parity.up_to is not None:
@@ -130,11 +130,11 @@ def summarize_verdict(parity: Comparison) -> str:
 def _describe_inputs(parity: Comparison) -> str:
     count = len(parity.cases)
     if parity.word:
-        word = f", sizes and values by {parity.word}"
+        word = f", with sizes and values from {parity.word}"
     else:
         word = ""
     if parity.narrow:
-        narrow = f" but for {parity.narrow}"
+        narrow = f" except for {parity.narrow}"
     else:
         narrow = ""
     return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{narrow}{word}"

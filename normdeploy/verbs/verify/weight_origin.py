@@ -20,7 +20,7 @@ from .derived_tensors import FloatSpacing, mark_differences
 from .parameter_orders import iter_arrangements
 from .row_matching import MOSTLY, NEAR, ROW
 
-# Maximum share of differing elements of a tensor at which the differences count as few, and so as alterations.
+# If at most this share of a tensor's elements differ, the differences count as few, and may be alterations.
 _FEW_ALTERED = 0.25
 # Allowed number of roundings, of half a unit in the last place each.
 _IN_A_UNIT = 2
@@ -36,7 +36,7 @@ class WeightOrigin(StrEnum):
 
 @dataclass(frozen=True, repr=False)
 class AuditedWeight(ShortRepr):
-    """Initializer that is not an unchanged tensor of the model; false if it was altered.
+    """Initializer that is not an unchanged tensor of the model. The record is false if the initializer was altered.
 
     Attributes:
         module: module of the initializer; "" if unknown.
@@ -80,7 +80,7 @@ def find_origin(
 
     Returns:
         ``weight`` with its origin: folded if a tensor of the model explains it, or altered if a tensor is near.
-        Otherwise the record is returned unchanged.
+        Otherwise only its reason is set.
     """
     form = FloatSpacing.of_dtype(array.dtype)
     flat = array.astype(np.float64).reshape(-1)

@@ -346,7 +346,7 @@ def test_the_command_line(files: Path, tmp_path: Path) -> None:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "onnxruntime CPU" in done.output
-    assert "2 counted" in done.output
+    assert "2 timed" in done.output
     told = json.loads(report.read_text())
     assert told["verb"] == "bench"
     held = told["race"]

@@ -282,7 +282,7 @@ def test_options_on_the_command_line_and_in_the_report(model: Path) -> None:
     command += ["--profile", "batch=1:1:1", "--add-profile", "batch=2:4:8", "--optimization-level", "2"]
     command += ["--workspace", "256M", "--weight-streaming", "--report", "r.json"]
     done = subprocess.run(command, cwd=model.parent, capture_output=True, text=True, check=True)
-    assert "profile 1, x: 2×8 to 8×8, best at 4×8" in done.stdout
+    assert "profile 1, shapes of x: 2×8 to 8×8, fastest at 4×8" in done.stdout
     assert "note: weight streaming" in done.stdout
     engine = json.loads(model.with_name("r.json").read_text())["engine"]
     assert engine["options"] == {

@@ -89,7 +89,7 @@ def test_verify_inputs_that_nobody_else_states_are_named(tmp_path: Path) -> None
     verdict = normdeploy.verify(model, file, **options)
     assert verdict
     assert verdict.word == "the record of net.onnx"
-    assert "sizes and values by the record of net.onnx" in str(verdict)
+    assert "sizes and values from the record of net.onnx" in str(verdict)
 
 
 class Net(nn.Module):

@@ -448,7 +448,7 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
     assert {r["file"] for r in parity["results"] if r["verdict"] == "fail"} == {"wrong.onnx"}
     keys = {"runtime", "file", "module", "tensor", "where", "error", "eager", "allowed", "scale", "reason"}
     assert {frozenset(point) for point in parity["drift"]} == {frozenset(keys)}
-    assert "first outside the bound" in " ".join(done.output.split())
+    assert "first tensor outside its bound" in " ".join(done.output.split())
     assert "NOT verified" in done.output
 
 

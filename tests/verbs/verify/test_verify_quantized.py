@@ -184,7 +184,7 @@ def test_what_decides_nothing_is_not_computed(net: LoadedModel, int8: Path, monk
     assert all("not judged, --also-default asks for it" in r.rules_summary for r in made)
     assert comparison.standard == "by cosine>=0.995 alone, without the default rule,"
     assert [row[comparison.columns.index("allowed")] for row in comparison.rows() if row[1] != "eager"] == [
-        "not asked"
+        "by metric"
     ] * len(made)
     assert "nan" not in str(comparison)
     assert f"verified {comparison.standard} on " in comparison.summarize()
