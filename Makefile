@@ -57,7 +57,7 @@ $(ARCHITECTURES)/.installed: $(STAMP) tests/architectures/requirements.txt
 	$(ARCHITECTURES)/bin/python -m pip install --quiet --no-deps --requirement tests/architectures/requirements.txt
 	touch $@
 
-# every architecture of the catalogue through every verb, an hour or two; goes on where it was cut short
+# every architecture of the catalogue, the hand-made ones through every verb: half a day; goes on where it was cut short
 architectures: $(ARCHITECTURES)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m benchmarks.architectures
 

@@ -43,7 +43,7 @@ _WARM = "ViT (torchvision)"
 # Wall time may be so many times the limit on processor time, because other jobs share the machine.
 _PATIENCE = 4
 # Hand-made entries first, then the automatic ones in an order that samples all groups
-EVERY = (*ARCHITECTURES, *AUTOMATIC)
+EVERY: tuple[Architecture | Automatic, ...] = (*ARCHITECTURES, *AUTOMATIC)
 
 
 def main() -> int:
@@ -135,14 +135,18 @@ def in_a_process(architecture: Architecture | Automatic, limit: float) -> dict[s
             child.kill()
             child.join()
             end = f"no end after {_PATIENCE * limit:.0f} s"
-        row = json.loads(kept.read_text()) if kept.exists() else Row(architecture.name, architecture.library).to_json()
+        row = json.loads(kept.read_text()) if kept.exists() else _empty_row(architecture).to_json()
         row["failed"] = row["failed"] or end
     return row
 
 
+def _empty_row(architecture: Architecture | Automatic) -> Row:
+    return Row(architecture.name, architecture.library, automatic=isinstance(architecture, Automatic))
+
+
 def _child(architecture: Architecture | Automatic, folder: Path, kept: Path, limit: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
-    last = Row(architecture.name, architecture.library)
+    last = _empty_row(architecture)
 
     def save(row: Row) -> None:
         nonlocal last

@@ -23,7 +23,7 @@ from torch import nn
 from .catalogue import ARCHITECTURES, automatic, declare_torchvision
 from .catalogue.automatic_transformers import task_of
 
-# Models of torchvision with more parameters have a smaller variant in the same module.
+# Models of torchvision with more parameters are left out, because they take too much memory and time.
 _MOST = 50_000_000
 
 
@@ -105,7 +105,9 @@ def _add_torchvision(groups: dict[tuple[str, str], list[str]], left_out: dict[st
         elif name in covered:
             left_out[f"torchvision: {name}"] = f"the entry {covered[name]} covers it"
         elif (size := _parameters(name)) > _MOST:
-            left_out[f"torchvision: {name}"] = f"{size / 1e6:.0f} million parameters; its module has smaller variants"
+            left_out[f"torchvision: {name}"] = (
+                f"{size / 1e6:.0f} million parameters, more than the 50 million of this list"
+            )
         else:
             place = torchvision.models.get_model_builder(name).__module__
             groups["torchvision", place.partition("models.")[2].partition(".")[0]].append(name)

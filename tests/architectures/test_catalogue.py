@@ -78,7 +78,7 @@ def test_with_fixed_sizes_has_no_dims() -> None:
 
 
 def test_names_are_unique_and_left_out_names_are_no_entries() -> None:
-    names = [a.name for a in (*ARCHITECTURES, *AUTOMATIC)]
+    names = [*(a.name for a in ARCHITECTURES), *(a.name for a in AUTOMATIC)]
     assert len(set(names)) == len(names)
     assert not LEFT_OUT.keys() & set(names)
     assert all(LEFT_OUT.values())

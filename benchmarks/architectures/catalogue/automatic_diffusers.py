@@ -71,7 +71,7 @@ def _inputs(module: Any) -> Iterator[tuple[str, ...]]:
     usual = ("hidden_states", "sample", "encoder_hidden_states", "timestep", "pooled_projections", "img_ids", "txt_ids")
     names = list(dict.fromkeys((*needed, *(n for n in usual if n in parameters))))
     for wanted in dict.fromkeys((tuple(needed), tuple(names))):
-        choices = [[f"{n}:{text}" for text in _choices(n, module.config)] for n in wanted]
+        choices = [[f"{n}:{text}" for text in _choices(n, getattr(module, "config", {}))] for n in wanted]
         if wanted and all(choices):
             yield from itertools.islice(itertools.product(*choices), 8)
 
