@@ -33,8 +33,8 @@ Automatic rows are shrunk and given inputs by rules (`benchmarks/architectures/s
 each exporter and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
 refuse the dynamic dims, the row is measured with fixed sizes.
 
-Each row keeps the result of the version that measured it. The hand-made rows are of 2026-11-23, before later fixes: BEiT,
-Twins and Hiera export and pass `verify` today.
+Each row keeps the result of the version that measured it. The hand-made rows are of 2026-11-23, before
+later fixes: BEiT, Twins and Hiera export and pass `verify` today.
 
 """
 COLUMNS_AUTOMATIC = (
