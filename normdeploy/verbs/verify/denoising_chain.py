@@ -339,7 +339,7 @@ def _make_scheduler(index: PipelineIndex, latents: Array) -> _Scheduler:
         if any(random_ops_of_program(model.program) for model in models.values()):
             why = "it draws random numbers"
             models = {}
-    notes = ()
+    notes: tuple[str, ...] = ()
     if why:
         notes = (f"the step of {type(scheduler).__name__} is replaced by subtracting the noise, because {why}",)
     return _Scheduler(models, float(first), scale, notes)

@@ -118,7 +118,7 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     others = sorted(path.relative_to(place).as_posix() for path in place.rglob("*.onnx"))
     others = [name for name in others if name not in files.values()]
     notes = [f"not verified, because no part has this name: {', '.join(others)}"] if others else []
-    step = None
+    step: Comparison | None = None
     if keeps_models:
         step, why = _compare_step(path, models, {part: place / name for part, name in files.items()}, comparisons, call)
         notes += [f"the denoising step was not compared: {why}"] if why else []
