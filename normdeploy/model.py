@@ -37,6 +37,7 @@ class Dim:
         max: largest size.
         terms: dims whose sizes add up to the size of this dim; () if this dim is not a sum. For example, a decoder's
             mask is as long as its past and its new tokens together.
+        step: all sizes are multiples of this number.
     """
 
     name: str | None
@@ -44,11 +45,14 @@ class Dim:
     opt: int
     max: int
     terms: tuple[Dim, ...] = ()
+    step: int = 1
 
     def __str__(self) -> str:
-        if self.name:
-            return f"{self.name}={self.min}:{self.opt}:{self.max}"
-        return str(self.opt)
+        if not self.name:
+            return str(self.opt)
+        if self.step > 1:
+            return f"{self.name}={self.min}:{self.opt}:{self.max}:{self.step}"
+        return f"{self.name}={self.min}:{self.opt}:{self.max}"
 
     @property
     def is_dynamic(self) -> bool:
@@ -73,6 +77,35 @@ class Dim:
         if not any(term.is_dynamic for term in terms):
             return cls.from_size(best)
         return cls(" + ".join(term.name or str(term.opt) for term in terms), low, best, high, terms)
+
+    def allowed_sizes(self, start: int | None = None) -> range:
+        """List the sizes of this dim: the multiples of its step within its range.
+
+        Args:
+            start: smallest size to list; None for min.
+
+        Returns: the sizes in increasing order.
+        """
+        low = max(self.min, self.min if start is None else start)
+        return range(-(-low // self.step) * self.step, self.max + 1, self.step)
+
+    def nearest_size(self, size: int) -> int:
+        """Return the size of this dim that is nearest to ``size``; opt if the dim has no size."""
+        sizes = self.allowed_sizes()
+        if not sizes:
+            return self.opt
+        return min(sizes[-1], max(sizes[0], round(size / self.step) * self.step))
+
+    def with_step(self, step: int) -> Dim:
+        """Restrict this dim to multiples of ``step``.
+
+        Returns: this dim with the step.
+
+        Raises:
+            InputError: min, opt or max is not a multiple; the message names the nearest multiples.
+        """
+        require_multiples(f"the dim {self}", (self.min, self.opt, self.max), step)
+        return replace(self, step=step)
 
     def size(self, sizes: Mapping[str, int]) -> int:
         """Compute the size of this dim.
@@ -112,6 +145,22 @@ class Dim:
         if self.is_dynamic:
             return (self,)
         return ()
+
+
+def require_multiples(subject: str, sizes: Iterable[int], step: int) -> None:
+    """Refuse sizes that are not multiples of ``step``.
+
+    Args:
+        subject: description of the sizes for the message.
+
+    Raises:
+        InputError: a size is not a multiple; the message names the nearest multiples.
+    """
+    for size in sizes:
+        if size % step:
+            below = size // step * step
+            near = " or ".join(str(n) for n in (below, below + step) if n)
+            raise InputError(f"{subject} has the size {size}, but its sizes must be multiples of {step}: use {near}")
 
 
 # min, opt and max of a whole input.

@@ -51,6 +51,8 @@ __all__ = [
 MODULE = "normdeploy.module"
 # Key of a node's metadata: class of the module that created the node.
 CLASS = "normdeploy.class"
+# Size of a dim with a step, as torch writes it.
+_MULTIPLE = re.compile(r"(?P<factor>\d+)\*(?P<symbol>[A-Za-z_]\w*)")
 _SCOPES = {MODULE: "pkg.torch.onnx.name_scopes", CLASS: "pkg.torch.onnx.class_hierarchy"}
 
 
@@ -236,12 +238,30 @@ def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
     for value in _all_values(graph):
         if value.shape is not None and not value.shape.is_static():
             sizes = [_dim_value(dim) for dim in value.shape]
-            value.shape = ir.Shape(
-                [
-                    names.get(s) or re.sub(r"\w+", lambda m: names.get(m[0], m[0]), s) if isinstance(s, str) else s
-                    for s in sizes
-                ]
-            )
+            value.shape = ir.Shape([_rename_size(s, names) if isinstance(s, str) else s for s in sizes])
+
+
+def _rename_size(size: str, names: Mapping[str, str]) -> str:
+    """Write a size with the users' names instead of torch's symbols. If the sizes of "height" are 32*s7, 16*s7 becomes
+    height//2 and 64*s7 becomes 2*height.
+    """
+    if size in names:
+        return names[size]
+    for expression, name in names.items():
+        multiple = _MULTIPLE.fullmatch(expression)
+        if multiple is None:
+            continue
+        step = int(multiple["factor"])
+        symbol = multiple["symbol"]
+        own = _MULTIPLE.fullmatch(size)
+        if own is not None and own["symbol"] == symbol and int(own["factor"]) % step == 0:
+            return f"{int(own['factor']) // step}*{name}"
+        if own is not None and own["symbol"] == symbol and step % int(own["factor"]) == 0:
+            return f"{name}//{step // int(own['factor'])}"
+        if size == symbol:
+            return f"{name}//{step}"
+        size = re.sub(rf"\b{symbol}\b", f"({name}//{step})", size)
+    return re.sub(r"\w+", lambda m: names.get(m[0], m[0]), size)
 
 
 def _dim_value(dim: int | ir.SymbolicDim) -> int | str | None:

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError
-from ..model import InputSpec
+from ..model import InputSpec, require_multiples
 from ..types import Arrays
 from .shape_advice import advise_on_shape
 
@@ -97,3 +97,5 @@ def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None
                 f"{runner}: input {spec.name!r} has shape [{shape}], but got {list(array.shape)}; "
                 f"{advise_on_shape(spec.name, sizes, array.shape)}"
             )
+        for dim, size in zip(spec.shape, array.shape, strict=True):
+            require_multiples(f"{runner}: the dim {dim.name!r} of input {spec.name!r}", [size], dim.step)

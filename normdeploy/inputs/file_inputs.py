@@ -229,7 +229,13 @@ def _build_input_specs(
     label: str,
 ) -> FileInputs:
     by_name = {wish.name: wish for wish in wishes.inputs}
+    recorded_dims = named_dims_of(by_record.values())
     stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
+    # The recorded step is a condition of the model, so it also applies to the user's range.
+    stated = {
+        name: dim.with_step(math.lcm(dim.step, recorded_dims[name].step)) if name in recorded_dims else dim
+        for name, dim in stated.items()
+    }
     specs = list[InputSpec]()
     values = list[str]()
     sizes = dict[str, None]()

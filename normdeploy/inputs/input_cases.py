@@ -294,14 +294,18 @@ def count_elements(model: ModelSignature, sizes: Mapping[str, int]) -> int:
 
 
 def _odd_size(dim: Dim) -> int:
-    """Return an odd size near the middle between min and opt that differs from min, opt and max.
+    """Return an odd size near the middle between min and opt that differs from min, opt and max. If the dim has a step,
+    the size is an odd multiple of the step.
 
     Returns: opt if none exists.
     """
     middle = (dim.min + dim.opt) // 2
     span = max(middle - dim.min, dim.max - middle)
     near = (size for step in range(span + 1) for size in (middle + step, middle - step))
-    return next((n for n in near if n % 2 and dim.min < n < dim.max and n != dim.opt), dim.opt)
+    return next(
+        (n for n in near if n % dim.step == 0 and n // dim.step % 2 and dim.min < n < dim.max and n != dim.opt),
+        dim.opt,
+    )
 
 
 def is_floating_input(spec: InputSpec) -> bool:

@@ -5,6 +5,7 @@ The sizes and values come from the user, from the file's record, and from the ta
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,9 @@ def resolve_input_ranges(
         most = limits.sizes.get(name)
         if name in stated:
             taken[name] = stated[name]
+            # The recorded step is a condition of the model.
+            if name in known and stated[name].step % known[name].step:
+                taken[name] = stated[name].with_step(math.lcm(stated[name].step, known[name].step))
             if name in known and stated[name].max > known[name].max:
                 notes.append(f"{stated[name]} exceeds {known[name]}, the range recorded in the file: verify it there")
         elif name in known:
@@ -168,15 +172,18 @@ def _parse_dims(dims: Sequence[str]) -> dict[str, Dim]:
     parsed: dict[str, Dim] = {}
     for text in dims:
         name, _, rest = text.rpartition("=")
-        match = re.fullmatch(r"(\d{1,10}):(\d{1,10}):(\d{1,10})", rest.strip())
+        match = re.fullmatch(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(\d{1,10}))?", rest.strip())
         if not name.strip() or match is None:
             raise InputError(f"the dim {text!r} can't be read: {_HOW}")
-        low, best, high = map(int, match.groups())
+        low, best, high = map(int, match.groups()[:3])
+        step = int(match[4] or 1)
         if not (0 <= low <= best <= high <= _MAX_SIZE and high):
             raise InputError(
                 f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64"
             )
-        dim = Dim(name.strip(), low, best, high)
+        if not 1 <= step <= high:
+            raise InputError(f"the dim {text!r} has the step {step}: write a step from 1 to {high}")
+        dim = Dim(name.strip(), low, best, high).with_step(step)
         if parsed.setdefault(name.strip(), dim) != dim:
             raise InputError(
                 f"the dim {name.strip()!r} is passed twice: {parsed[name.strip()]} and {dim}; pass it once"

@@ -84,7 +84,8 @@ def load(
         imports: modules to import first, because they register operators or output classes.
         inputs: the inputs, for example ``ids:int64[batch,seq]{0:30522}``. For an ExportedProgram they only set names
             and ranges.
-        dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
+        dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max) or ``height=64:512:1024:32`` (min:opt:max:step, where
+            all sizes are multiples of the step).
         eval: True switches parts in training mode to eval mode.
         code: file -> SHA-256 of its source, for the only modules of the working directory that may be imported
             (`storage.record_signing`). None allows all modules.

@@ -58,7 +58,7 @@ def widen_unstated_dims(wishes: InputRequest, config: Any) -> InputRequest:
             best = limits[name].best or dim.opt
             dims[name] = Dim(name, 1, min(best, most), most)
         elif name not in wishes.stated:
-            dims[name] = Dim(name, dim.min, dim.opt, max(OPEN, dim.max))
+            dims[name] = replace(dim, max=max(OPEN, dim.max))
     return replace(
         wishes.with_dims(dims),
         sources={name: limit.source for name, limit in limits.items() if name not in wishes.stated},

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
 
 from ..errors import InputError
 from ..model import Dim
@@ -52,14 +53,15 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
         conditions: conditions that torch met while tracing. They give the place in the model for the message.
 
     Returns:
-        The request with narrowed dims, and True if some dim takes only multiples of a step.
+        The request with narrowed dims, which may have steps, and True if the sizes of some dim are multiples of a step
+        plus an offset.
 
     Raises:
         InputError: a dim is fixed by the model or always equal to another dim, or its stated range is too wide.
     """
     dims = dict(wishes.dims)
     steps = False
-    fixes = _parse_suggested_fixes(message)
+    fixes = _scale_root_fixes(_parse_suggested_fixes(message), dims)
     for name, fix in fixes.items():
         if fix.isdecimal():
             if name in dims:
@@ -83,9 +85,33 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
             )
         taken = _parse_range_fix(fix, fixes)
         if name in dims and taken is not None:
-            steps |= taken.step > 1
+            steps |= taken.offset > 0
             dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.demanded, conditions)
     return wishes.with_dims(dims), steps
+
+
+def root_dim_name(name: str) -> str:
+    """Return the name that torch gets for n if the sizes of the dim are step·n."""
+    return f"_{name}"
+
+
+def _scale_root_fixes(fixes: Mapping[str, str], dims: Mapping[str, Dim]) -> dict[str, str]:
+    """Express fixes of n as fixes of the dim step·n, in torch's own form."""
+    scaled = dict(fixes)
+    for name, dim in dims.items():
+        root = root_dim_name(name)
+        if dim.step == 1 or name in fixes or root not in fixes:
+            continue
+        fix = scaled.pop(root)
+        if fix.isdecimal():
+            scaled[name] = str(dim.step * int(fix))
+        elif match := _STEPS.fullmatch(fix):
+            offset = dim.step * int(match["offset"] or 0)
+            scaled[name] = f"{dim.step * int(match['step'])}*{match['root']}{f' + {offset}' if offset else ''}"
+        else:
+            scaled[name] = f"{dim.step}*{root}"
+            scaled[root] = fix
+    return scaled
 
 
 @dataclass(frozen=True)
@@ -119,6 +145,10 @@ def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> _TakenSizes | None:
 
 def _fit_dim_to_range(wished: Dim, taken: _TakenSizes, stated: bool, conditions: TracedConditions) -> Dim:
     low = taken.low
+    if taken.offset:
+        step = wished.step
+    else:
+        step = lcm(taken.step, wished.step)
     if taken.high is None:
         high = wished.max
     else:
@@ -136,7 +166,15 @@ def _fit_dim_to_range(wished: Dim, taken: _TakenSizes, stated: bool, conditions:
             f"the dim {wished} was requested, but the model accepts only {kind}from {low} to {high}{where}: pass "
             "such a range, or change the code of the model that limits it"
         )
-    return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
+    fitted = Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
+    # With both steps, fewer sizes remain than with the model's step alone.
+    allowed = replace(fitted, step=step).allowed_sizes()
+    if not allowed:
+        raise InputError(
+            f"the dim {wished} was requested, but the model accepts only multiples of {taken.step}: pass a range with "
+            f"a multiple of {step}"
+        )
+    return Dim(wished.name, allowed[0], replace(fitted, step=step).nearest_size(wished.opt), allowed[-1], step=step)
 
 
 _VIOLATED = re.compile(
@@ -165,7 +203,8 @@ def raise_above_excluded(message: str, wishes: InputRequest) -> InputRequest:
     for name, size in _parse_excluded_sizes(message).items():
         dim = dims.get(name)
         if dim is not None and name not in wishes.demanded and dim.min <= size < dim.max:
-            dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
+            first = next(iter(dim.allowed_sizes(size + 1)), dim.max)
+            dims[name] = replace(dim, min=first, opt=max(dim.opt, first))
     return wishes.with_dims(dims)
 
 

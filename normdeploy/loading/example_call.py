@@ -244,8 +244,9 @@ def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
     for step in ("opt", 1, 0):
         chosen: dict[str, int] = {}
         for name, dim in wishes.dims.items():
-            start = max(2, dim.opt)
-            stride = start if step == "opt" else int(step)
+            # torch also treats one step as a constant.
+            start = min(max(2 * dim.step, dim.opt), dim.max) if dim.step > 1 else max(2, dim.opt)
+            stride = start if step == "opt" else int(step) * dim.step
             sizes = range(start, min(dim.max, start + 64 * stride) + 1, stride) if stride else ()
             chosen[name] = next((size for size in sizes if size not in chosen.values()), start)
         if chosen not in tried:

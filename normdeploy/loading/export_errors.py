@@ -30,6 +30,10 @@ _FLOAT_ENDS = (torch.ao.nn.quantized.Quantize, torch.ao.nn.quantized.DeQuantize)
 _SHOWN = 4
 
 
+# Names of functions that suppress boxes: torchvision's batched_nms, Ultralytics' non_max_suppression.
+_SUPPRESSION = re.compile(r"(^|_)nms(_|$)|non_?max(imum)?_suppression", re.IGNORECASE)
+
+
 def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     """Make an ExportError from torch.export's failure.
 
@@ -64,7 +68,14 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
             f"{head}: it packs sequences by their lengths{where}, but ONNX has no packed sequences: run the layer on "
             "the padded batch, and gather the last step of each row"
         )
-    if kind == "GuardOnDataDependentSymNode" or "data-dependent" in text:
+    data_dependent = kind == "GuardOnDataDependentSymNode" or "data-dependent" in text
+    if data_dependent and any(_SUPPRESSION.search(frame.f_code.co_name) for frame, _ in traceback_frames(error)):
+        return ExportError(
+            f"{head}: the number of boxes that non-maximum suppression keeps depends on the values{where}, but a file "
+            f"contains no Python: run it in your program, and export the part before it"
+            f"{_describe_parts_before(module, error)}"
+        )
+    if data_dependent:
         return ExportError(
             f"{head}: the values of a tensor control the computation{where}, through an if, while, assert, int() or "
             ".item(), but a file contains no Python: use torch.where or torch.cond instead"
@@ -75,6 +86,33 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     if ".numpy()" in text:
         return ExportError(f"{head}: it calls numpy{where}, but a file can contain only torch's operators")
     return ExportError(f"{head}{where}: {kind}: {first_line(error, 'no reason given')}")
+
+
+def _describe_parts_before(module: nn.Module, error: Exception) -> str:
+    """Name the parts of the model that run before the module that failed.
+
+    Returns:
+        Text such as ", a module that calls backbone and head without postprocess_detections"; "" if no part has
+        parameters.
+    """
+    names = module_paths(module)
+    callers = [
+        (names[id(frame.f_locals["self"])], frame.f_code.co_name)
+        for frame, _ in traceback_frames(error)
+        if id(frame.f_locals.get("self")) in names
+    ]
+    failed, method = callers[-1] if callers else ("", "")
+    parts: list[str] = []
+    for name, part in module.named_children():
+        if failed == name or failed.startswith(f"{name}."):
+            inner = part.named_children()
+            parts += [f"{name}.{child}" for child, child_part in inner if any(True for _ in child_part.parameters())]
+            break
+        if any(True for _ in part.parameters()):
+            parts.append(name)
+    if not parts:
+        return ""
+    return f", a module that calls {' and '.join(parts)} without {method}"
 
 
 def refuse_integer_modules(module: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Parse the user's inputs and dims: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the brackets around the DIMs are literal; the default DTYPE is float32
-    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX[:STEP] | DIM+DIM      a size is static, a name is dynamic
 
 One name means one size everywhere. The range is half-open for integers: {0:30522} are the ids 0 to 30521.
 """
@@ -145,18 +145,24 @@ def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
 
 def _parse_range(name: str, text: str, where: str) -> Dim:
     parts = text.split(":")
-    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+    if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
         raise InputError(
             f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example"
-            f" {name}=1:8:64"
+            f" {name}=1:8:64, or {name}=MIN:OPT:MAX:STEP for multiples of STEP"
         )
-    low, best, high = (int(part) for part in parts)
+    low, best, high = (int(part) for part in parts[:3])
     if not (0 <= low <= best <= high <= _MAX_SIZE and high):
         raise InputError(
             f"the dim {name}={text} in {where!r} must have 0 <= min <= opt <= max and max >= 1, for example"
             f" {name}=1:8:64"
         )
-    return Dim(name, low, best, high)
+    dim = Dim(name, low, best, high)
+    if len(parts) == 3:
+        return dim
+    step = int(parts[3])
+    if not 1 <= step <= high:
+        raise InputError(f"the dim {name}={text} in {where!r} has the step {step}: write a step from 1 to {high}")
+    return dim.with_step(step)
 
 
 def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]) -> InputSpec:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ _DTYPES = split_words("float16 float32 float64 bfloat16 int8 int16 int32 int64 u
 _LARGEST = 2**63 - 1
 # Maximum number of sizes to try when a min or max must change to satisfy the program's conditions.
 _SEARCH = 4096
+# Number of sizes at which the program's conditions are tried to find a step.
+_STEPS_SEARCHED = 128
 
 
 def build_input_specs(
@@ -194,10 +198,15 @@ def _derive_range(
     limit = ""
     source = ""
     for expr in symbols:
+        step, symbol = _split_step(expr)
         constraint = program.range_constraints.get(expr)
+        scale = 1
+        if constraint is None:
+            constraint = program.range_constraints.get(symbol)
+            scale = step
         if constraint is not None:
-            low = max(low, int(constraint.lower))
-            upper = int(constraint.upper) if constraint.upper.is_Integer else None
+            low = max(low, int(constraint.lower) * scale)
+            upper = int(constraint.upper) * scale if constraint.upper.is_Integer else None
             # No size exceeds `_LARGEST`, so a larger upper bound has no effect.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
@@ -207,10 +216,10 @@ def _derive_range(
                     source = wishes.sources.get(name, "the model's own code")
                 else:
                     source = ""
-        bound = limits.get(expr)
-        if bound is not None and (high is None or bound.high - 1 < high):
-            high = bound.high - 1
-            limit = f"the table {bound.source!r} has {bound.high - 1} usable rows"
+        bound = limits.get(symbol)
+        if bound is not None and (high is None or (bound.high - 1) * step < high):
+            high = (bound.high - 1) * step
+            limit = f"the table {bound.source!r} has {high} usable rows"
             source = f"the rows of {bound.source!r}"
     example = next((size for size in symbols.values() if size is not None), None)
     if name in wishes.stated:
@@ -229,7 +238,24 @@ def _derive_range(
             f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
         )
     top = max(low, wished.max if high is None else min(high, wished.max))
-    return Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top), source
+    dim = Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top)
+    step = math.lcm(*(_split_step(expr)[0] for expr in symbols))
+    if name in wishes.dims:
+        step = math.lcm(step, wishes.dims[name].step)
+    if name in wishes.demanded:
+        return dim.with_step(step), source
+    sizes = replace(dim, step=step).allowed_sizes()
+    if not sizes:
+        raise InputError(f"the dim {dim} contains no multiple of {step}, which the model needs: pass a range with one")
+    return Dim(name, sizes[0], replace(dim, step=step).nearest_size(dim.opt), sizes[-1], step=step), source
+
+
+def _split_step(expr: Any) -> tuple[int, Any]:
+    """Split a size into its constant factor and the rest: 32·s gives (32, s)."""
+    factor, rest = expr.as_coeff_Mul()
+    if factor.is_Integer and factor > 1 and rest.is_Symbol:
+        return int(factor), rest
+    return 1, expr
 
 
 def _guard_finder(
@@ -278,9 +304,10 @@ def _fit_ranges_to_guards(
                         f"the dim {dim} contains the size {size}, at which the program's condition {guard.text} "
                         "fails: choose another"
                     )
+            dims = dims | {name: replace(dim, step=_find_guarded_step(dim, guard_broken_at))}
             continue
-        opt = _first_valid_size(range(dim.opt, dim.max + 1), guard_broken_at) or _first_valid_size(
-            range(dim.opt, dim.min - 1, -1), guard_broken_at
+        opt = _first_valid_size(range(dim.opt, dim.max + 1, dim.step), guard_broken_at) or _first_valid_size(
+            range(dim.opt, dim.min - 1, -dim.step), guard_broken_at
         )
         if opt is None:
             guard = guard_broken_at(dim.opt)
@@ -292,10 +319,27 @@ def _fit_ranges_to_guards(
                 f"no size of the dim {dim} meets the program's condition {condition}: pass its range with --dim"
             )
         best[name] = opt
-        low = _first_valid_size(range(dim.min, opt + 1), guard_broken_at) or opt
-        high = _first_valid_size(range(dim.max, opt - 1, -1), guard_broken_at) or opt
-        dims = dims | {name: Dim(name, low, opt, high)}
+        low = _first_valid_size(range(dim.min, opt + 1, dim.step), guard_broken_at) or opt
+        high = _first_valid_size(range(dim.max, opt - 1, -dim.step), guard_broken_at) or opt
+        fitted = replace(dim, min=low, opt=opt, max=high)
+        dims = dims | {name: replace(fitted, step=_find_guarded_step(fitted, guard_broken_at))}
     return dims
+
+
+def _find_guarded_step(dim: Dim, fails: Callable[[int], SizeGuard | None]) -> int:
+    """Find the step that the program's conditions state: they hold at its multiples, and fail at all other sizes.
+
+    Returns:
+        The step, a multiple of the dim's own step; the dim's own step if the conditions state none.
+    """
+    valid = {size: fails(size) is None for size in dim.allowed_sizes()[:_STEPS_SEARCHED]}
+    if all(valid.values()):
+        return dim.step
+    for step in range(2 * dim.step, _STEPS_SEARCHED * dim.step // 2 + 1, dim.step):
+        ends_fit = not any(size % step for size in (dim.min, dim.opt, dim.max))
+        if ends_fit and all(holds == (size % step == 0) for size, holds in valid.items()):
+            return step
+    return dim.step
 
 
 def _first_valid_size(sizes: range, fails: Callable[[int], SizeGuard | None]) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import ExportError, InputError, LoadError, NormdeployError
-from ..model import InputSpec, LoadedModel
+from ..model import Dim, InputSpec, LoadedModel, named_dims_of
 from .config_limits import widen_unstated_dims
 from .default_inputs import choose_fixed_size
 from .dim_constraints import (
@@ -23,6 +23,7 @@ from .dim_constraints import (
     make_violation_error,
     narrow_ranges,
     raise_above_excluded,
+    root_dim_name,
 )
 from .eager_failures import describe_failure
 from .example_call import (
@@ -310,6 +311,7 @@ def _trace_once(
     dynamic_shapes: Any,
     eval_mode: bool,
 ) -> _Trace:
+    given = wishes
     if args or kwargs:
         call = copy_example_call(module, args, kwargs, wishes)
         program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
@@ -320,7 +322,17 @@ def _trace_once(
     specs, taken = build_input_specs(
         program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
     )
-    return _Trace(program, specs, taken, tuple(dict.fromkeys(wishes.fixed.values())))
+    notes = [*dict.fromkeys(wishes.fixed.values()), *_note_new_steps(named_dims_of(specs), given)]
+    return _Trace(program, specs, taken, tuple(notes))
+
+
+def _note_new_steps(dims: Mapping[str, Dim], given: InputRequest) -> list[str]:
+    """Note the dims whose sizes the model limits to multiples."""
+    return [
+        f"the sizes of {name!r} are multiples of {dim.step}, because the model needs it: {dim}"
+        for name, dim in dims.items()
+        if dim.step > (given.dims[name].step if name in given.dims else 1)
+    ]
 
 
 def _export_with_made_example(
@@ -384,12 +396,13 @@ def export_narrowing(
         InputError: the dims do not fit the module.
         ExportError: torch.export can't trace the module.
     """
+    # True to leave steps to asserts that run with the program, if torch can't trace with multiples.
     in_steps = False
     for _ in range(_ATTEMPTS):
         if dynamic_shapes is not None:
             shapes = dynamic_shapes
         else:
-            shapes = _build_dynamic_shapes(module, call, wishes)
+            shapes = _build_dynamic_shapes(module, call, wishes, multiples=not in_steps)
         with record_conditions(module) as conditions:
             try:
                 return _export_silently(module, call, shapes, in_steps), wishes
@@ -397,11 +410,18 @@ def export_narrowing(
                 raise
             except Exception as error:
                 failure = error
+        can_relax = not in_steps and dynamic_shapes is None and any(dim.step > 1 for dim in wishes.dims.values())
         if "Constraints violated" not in str(failure):
+            if can_relax:
+                in_steps = True
+                continue
             raise _translate_export_failure(module, call, wishes, failure, conditions) from failure
         narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
         narrower = raise_above_excluded(str(failure), narrower)
         if narrower == wishes and asked_steps <= in_steps:
+            if can_relax:
+                in_steps = True
+                continue
             raise make_violation_error(str(failure), wishes, conditions) from failure
         wishes = narrower
         in_steps = in_steps or asked_steps
@@ -411,10 +431,13 @@ def export_narrowing(
     )
 
 
-def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputRequest) -> Any:
-    ranges: dict[str, Any] = {
-        name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()
-    }
+def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputRequest, *, multiples: bool) -> Any:
+    """Build torch's dynamic shapes.
+
+    Args:
+        multiples: True to state that the sizes of a dim with a step are step·n.
+    """
+    ranges = {name: _make_torch_dim(name, dim, multiples) for name, dim in wishes.dims.items()}
     shapes = torch.export.ShapesCollection()
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
@@ -435,11 +458,17 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
     return None
 
 
+def _make_torch_dim(name: str, dim: Dim, multiples: bool) -> Any:
+    if dim.step == 1 or not multiples:
+        return torch.export.Dim(name, min=dim.min, max=dim.max)
+    return dim.step * torch.export.Dim(root_dim_name(name), min=dim.min // dim.step, max=dim.max // dim.step)
+
+
 def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
     """Run torch.export without output.
 
     Args:
-        steps: True if a dim takes only multiples of a step. torch can check this only at run time.
+        steps: True to leave the conditions on sizes to asserts that run with the program.
     """
     # A recurrent layer of dynamic length must not be unrolled. A recurrent layer of fixed length is exported by torch
     # as usual.

@@ -129,8 +129,11 @@ def _plan_sizes(dims: Mapping[str, Dim]) -> list[dict[str, int]]:
 
 
 def _odd_size(dim: Dim) -> int:
-    """Return the largest odd size between the extremes and up to the usual size; without one, return the usual size."""
-    return next((n for n in range(dim.opt, dim.min, -1) if n % 2 and n < dim.max), dim.opt)
+    """Return the largest odd size (an odd multiple of a dim's step) between the extremes and up to the usual size;
+    without one, return the usual size.
+    """
+    between = range(dim.opt, dim.min, -dim.step)
+    return next((n for n in between if n // dim.step % 2 and n < dim.max), dim.opt)
 
 
 def _describe_sizes(sizes: Mapping[str, int]) -> str:

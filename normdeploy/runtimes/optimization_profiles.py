@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
-from ..model import InputSpec, Shapes, TensorSpec
+from ..model import InputSpec, Shapes, TensorSpec, named_dims_of, require_multiples
 from ..types import ProfileRanges
 
 # min, opt and max of one dim.
@@ -43,6 +43,9 @@ def resolve_profile(
                 if isinstance(dim, str):
                     _set_dim_range(ranges, dim, tuple(s[axis] for s in shapes[item.name]), item)  # type: ignore[arg-type]
     specs = {spec.name: spec for spec in recorded}
+    steps = {name: dim.step for name, dim in named_dims_of(recorded).items()}
+    for name, (sizes, _) in ranges.items():
+        require_multiples(f"the profile of the dim {name!r}", sizes, steps.get(name, 1))
     return {
         item.name: _input_shapes(item, shapes, ranges, specs)
         for item in inputs

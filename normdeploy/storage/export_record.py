@@ -56,7 +56,7 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
     content = {
         "schema": SCHEMA,
         "model": {"sha256": model.sha256, "kind": model.kind},
-        "inputs": [dataclasses.asdict(spec) for spec in model.inputs],
+        "inputs": [_spec_to_json(spec) for spec in model.inputs],
         "outputs": list(model.outputs),
         "load": _to_portable_json(model.recorded),
         "export": _to_portable_json(dict(flags)),
@@ -85,7 +85,7 @@ def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Ma
             )
         return
     content["schema"] = SCHEMA
-    content["inputs"] = [dataclasses.asdict(spec) for spec in inputs]
+    content["inputs"] = [_spec_to_json(spec) for spec in inputs]
     content["export"] |= _to_portable_json(dict(flags or {}))
     prop = next(p for p in proto.metadata_props if p.key == _PROPERTY)
     prop.value = json.dumps(content, sort_keys=True)
@@ -188,6 +188,9 @@ def _parse_input_spec(entry: Mapping[str, Any]) -> InputSpec:
             isinstance(dim.name, str | None)
             and all(type(n) is int for n in (dim.min, dim.opt, dim.max))
             and 0 <= dim.min <= dim.opt <= dim.max <= _LARGEST
+            and type(dim.step) is int
+            and dim.step >= 1
+            and not any(size % dim.step for size in (dim.min, dim.opt, dim.max))
         ):
             raise ValueError(f"the dim {dim} of input {entry['name']!r} is invalid")
     limits = entry["range"]
@@ -201,6 +204,16 @@ def _parse_input_spec(entry: Mapping[str, Any]) -> InputSpec:
     if dtype != "bfloat16" and np.dtype(dtype).kind not in "biuf":
         raise ValueError(f"the dtype {dtype!r} of input {entry['name']!r} is not a tensor dtype")
     return InputSpec(str(entry["name"]), dtype, shape, limits, entry.get("mask") is True)
+
+
+def _spec_to_json(spec: InputSpec) -> dict[str, Any]:
+    """Convert a spec to JSON types. The step of a dim is left out if it is 1, as in files of older versions."""
+    content = dataclasses.asdict(spec)
+    for dim in content["shape"]:
+        for each in (dim, *dim["terms"]):
+            if each["step"] == 1:
+                del each["step"]
+    return content
 
 
 def _parse_dim(entry: Mapping[str, Any]) -> Dim:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import normdeploy
 from normdeploy.errors import ExportError, LoadError, NormdeployError
+from normdeploy.loading import from_module
 
 # Words of torch's own that say nothing to whoever wrote the model.
 FOREIGN = (
@@ -134,3 +135,58 @@ def test_export_integer_modules_of_torch_ao_are_refused_by_name(tmp_path: Path) 
     torch.save(quantized.state_dict(), tmp_path / "w.pt")
     with pytest.raises(LoadError, match=r"contains weights that torch.ao has packed as integers.*--quantize int8"):
         normdeploy.export(tmp_path / "w.pt", model="torch.nn:Identity", inputs="x[b,8]")
+
+
+def batched_nms(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Keep boxes by their scores, as torchvision's function of this name."""
+    if (scores > 0.5).sum() == 0:
+        return boxes[:0]
+    return boxes[scores > 0.5]
+
+
+class Head(nn.Module):
+    """Head that suppresses boxes itself, as torchvision's RPN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def filter_proposals(self, boxes: torch.Tensor) -> torch.Tensor:
+        return batched_nms(boxes, boxes.amax(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.filter_proposals(self.head(x))
+
+
+class TwoStages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Identity()
+        self.backbone = nn.Linear(4, 4)
+        self.rpn = Head()
+        self.box_head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.box_head(self.rpn(self.backbone(self.scale(x))))
+
+
+class OneStage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        boxes = self.head(self.backbone(x))
+        return batched_nms(boxes, boxes.amax(-1))
+
+
+@pytest.mark.parametrize(
+    ("detector", "parts"),
+    [(OneStage, "backbone and head without forward"), (TwoStages, "backbone and rpn.head without filter_proposals")],
+)
+def test_export_suppression_of_boxes_names_the_parts_before_it(detector: type[nn.Module], parts: str) -> None:
+    with pytest.raises(ExportError) as raised:
+        from_module(detector().eval(), torch.ones(3, 4))
+    assert "the number of boxes that non-maximum suppression keeps depends on the values" in str(raised.value)
+    assert str(raised.value).endswith(f"export the part before it, a module that calls {parts}")

@@ -286,10 +286,10 @@ def _named(module: nn.Module, *inputs: str) -> dict[str, Dim]:
 
 
 def test_unstated_ranges_adapt_to_the_model() -> None:
-    assert _named(Halves(), "x[b,s]")["s"] == Dim("s", 2, 8, 64)
+    assert _named(Halves(), "x[b,s]")["s"] == Dim("s", 2, 8, 64, step=2)
     assert _named(Table(), "x[b,s,4]")["s"] == Dim("s", 1, 8, 12)
     assert _named(Sum(), "x[b,s]", "y[b,s]") == {"b": Dim("b", 1, 8, 64), "s": Dim("s", 1, 8, 64)}
-    assert _named(Halves(), "x[b,s=2:8:64]")["s"] == Dim("s", 2, 8, 64)
+    assert _named(Halves(), "x[b,s=2:8:64]")["s"] == Dim("s", 2, 8, 64, step=2)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_conditions_of_a_program_move_the_ends_of_its_ranges(tmp_path: Path) -> 
     path = _program(Quarters(), (torch.ones(3, 8),), ({0: batch, 1: seq},), tmp_path / "m.pt2")
     model = load(path)
     run = model.program.module()
-    assert model.named_dims["d1"] == Dim("d1", 4, 8, 28)
+    assert model.named_dims["d1"] == Dim("d1", 4, 8, 28, step=4)
     for name, dim in model.named_dims.items():
         for size in (dim.min, dim.opt, dim.max):
             run(torch.ones(*model.inputs[0].concrete_shape({name: size})))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import normdeploy
-from normdeploy.errors import InputError, LoadError, RuntimeUnavailable
+from normdeploy.errors import ExportError, InputError, LoadError, RuntimeUnavailable
 from normdeploy.loading import load
 from normdeploy.model import LoadedModel
 
@@ -45,8 +45,14 @@ class Square(Net):
         return super().forward(x).reshape(8, 10)
 
 
+class Table(Net):
+    def forward(self, x):
+        # A dynamic size can't be a key, and torch's error names no dim.
+        return super().forward(x) * {1: 1.0, 8: 2.0}[x.shape[0]]
+
+
 def list_models():
-    return ["tiny_net", "square_net"]
+    return ["tiny_net", "square_net", "table_net"]
 
 
 def list_pretrained(pattern="*"):
@@ -57,7 +63,8 @@ def create_model(model_name, pretrained=False, num_classes=10, in_chans=3, img_s
     base, _, tag = model_name.partition(".")
     if tag and model_name not in TAGS[base]:
         raise RuntimeError(f"Invalid pretrained tag ({tag}) for {base}.")
-    return {"tiny_net": Net, "square_net": Square}[base](img_size, num_classes, in_chans, pretrained)
+    model_class = {"tiny_net": Net, "square_net": Square, "table_net": Table}[base]
+    return model_class(img_size, num_classes, in_chans, pretrained)
 """
 DATA = """
 def resolve_data_config(args, model):
@@ -183,6 +190,18 @@ def test_load_model_that_fixes_its_batch_gets_a_static_batch() -> None:
     model = load("timm:square_net")
     assert shapes(model) == ["x['8', '3', '8', '8']"]
     assert any("the file has the fixed size batch=8" in note for note in model.notes)
+
+
+def test_load_model_that_torch_traces_only_at_fixed_sizes_gets_static_dims() -> None:
+    model = load("timm:table_net")
+    assert shapes(model) == ["x['1', '3', '8', '8']"]
+    note = next(note for note in model.notes if "fixed size" in note)
+    assert note.startswith("the file has the fixed size batch=1: torch can't trace the model with dynamic sizes: ")
+    assert note.endswith("Choose another with --dim batch=N:N:N")
+    assert shapes(load("timm:table_net", dims=["batch=8:8:8"])) == ["x['8', '3', '8', '8']"]
+    # A range that the user states is still an error.
+    with pytest.raises(ExportError, match="hash"):
+        load("timm:table_net", dims=["batch=1:8:8"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import InputError
-from ...model import Dim, LoadedModel, TensorSpec
+from ...model import Dim, LoadedModel, TensorSpec, require_multiples
 from ...types import Array, PathLike
 from ..run.run_function import generate_feeds, recorded_specs
 
@@ -41,6 +41,8 @@ def check_sizes(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] 
         size = sizes.get(dim.name or "")
         if size is not None and not dim.min <= size <= dim.max:
             raise InputError(f"the size of dim {dim.name!r} is {size}; the model accepts {dim.min} to {dim.max}")
+        if size is not None:
+            require_multiples(f"the dim {dim.name!r}", [size], dim.step)
     if unknown := sorted(set(sizes) - dims):
         raise InputError(f"unknown dynamic dim {unknown[0]!r}; choose from: {', '.join(sorted(dims)) or 'none'}")
 

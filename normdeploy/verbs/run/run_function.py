@@ -17,7 +17,7 @@ from ...findings.rendering import Renderable
 from ...inputs.array_conversion import to_numpy
 from ...inputs.file_inputs import describe_file_inputs, parse_input_values
 from ...inputs.token_prompts import IDS, MASK
-from ...model import DEFAULT_SIZES, Dim, InputSpec, ModelSignature
+from ...model import DEFAULT_SIZES, Dim, InputSpec, ModelSignature, require_multiples
 from ...option_values import PROVIDERS
 from ...runtimes.session_runner import SessionRunner
 from ...runtimes.size_search import find_runnable_sizes
@@ -247,6 +247,7 @@ def run(call: RunCall) -> Inference:
                 feeds = dict(inputs)
             else:
                 feeds = _view_bfloat16(read_npz(inputs), opened.inputs)
+            _require_recorded_steps(source, feeds)
         ready = time.perf_counter()
         outputs = opened.infer(feeds)
         done = time.perf_counter()
@@ -258,6 +259,17 @@ def run(call: RunCall) -> Inference:
     return Inference(
         opened.name, _describe_types(feeds), _describe_types(outputs), outputs, (*opened.notes, *notes), seconds
     )
+
+
+def _require_recorded_steps(source: PathLike, feeds: Mapping[str, Any]) -> None:
+    """Refuse arrays whose sizes are not multiples of the recorded steps.
+
+    Raises:
+        InputError: a size is not a multiple; the message names the nearest multiples.
+    """
+    for name, spec in recorded_specs(source).items():
+        for dim, size in zip(spec.shape, getattr(feeds.get(name), "shape", ()), strict=False):
+            require_multiples(f"the dim {dim.name!r} of input {name!r}", [size], dim.step)
 
 
 def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> tuple[dict[str, Any], list[str]]:

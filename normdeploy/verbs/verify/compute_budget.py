@@ -323,7 +323,9 @@ def shrink_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budge
         return signature
     dims = dict(signature.named_dims)
     while not _fits_budget({name: dim.opt for name, dim in dims.items()}, insides, budget):
-        smaller = {name: replace(dim, opt=max(dim.min, dim.opt // 2)) for name, dim in dims.items()}
+        smaller = {
+            name: replace(dim, opt=max(dim.min, dim.opt // 2 // dim.step * dim.step)) for name, dim in dims.items()
+        }
         if smaller == dims:
             break
         dims = smaller

@@ -398,7 +398,7 @@ def _iter_sizes(model: ModelSignature, opt: Mapping[str, int], limit: int) -> It
     The other dims keep their opt size, or their smallest size if the opt size costs too much.
     """
     dims = model.named_dims
-    yield {name: min(max(2, dim.min), dim.max) for name, dim in dims.items()}
+    yield {name: next(iter(dim.allowed_sizes(2)), dim.max) for name, dim in dims.items()}
     low = {name: dim.min for name, dim in dims.items()}
     for step in range(max((len(_sizes_of_dim(dim)) for dim in dims.values()), default=0)):
         for name, dim in dims.items():
@@ -411,4 +411,9 @@ def _sizes_of_dim(dim: Dim) -> list[int]:
     """Return the maximum, all sizes up to 17, and sizes around each power of two above, within the dim's range."""
     powers = [2**k + d for k in range(5, 31) for d in (1, 0, -1)]
     wanted = [dim.max, *range(1, _EVERY + 1), _EVERY + 1, *powers]
-    return list(dict.fromkeys(size for size in wanted if dim.min <= size <= dim.max))
+    allowed = dim.allowed_sizes()
+    sizes = [size for size in wanted if size in allowed]
+    # Few of these sizes are multiples of a step.
+    if dim.step > 1:
+        sizes += allowed[:_EVERY]
+    return list(dict.fromkeys(sizes))

@@ -188,7 +188,8 @@ def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str,
     odd = dict[str, int]()
     taken = set[int]()
     for name, dim in dims.items():
-        sizes = [size for size in range(dim.min + 1, min(dim.max, dim.min + 2 * len(dims) + 2) + 1) if size % 2]
+        near = dim.allowed_sizes(dim.min + 1)[: 2 * len(dims) + 2]
+        sizes = [size for size in near if size // dim.step % 2]
         odd[name] = next((size for size in sizes if size not in taken), sizes[0] if sizes else dim.max)
         taken.add(odd[name])
     if odd != least:
