@@ -68,6 +68,9 @@ def find_adaptive_norm(graph: Graph, node: gs.Node) -> AdaptiveNorm | None:
         return None
     if any(d is None or is_invented_name(d) for d in layout):
         return None
+    # Data for each element of (N, tokens, width) modulate a LayerNorm of tokens, which is no norm of channels.
+    if node.op == "LayerNormalization" and layout == norm.shape and len(layout) == 3:
+        return None
     if any(graph.dtype(t) != graph.dtype(node.inputs[0]) for t in (scale, shift)):
         return None
     # With one number for each position, gamma and beta would cost a pass over all positions.

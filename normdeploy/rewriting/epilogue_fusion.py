@@ -382,9 +382,10 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
             else unproved_finding(_own_op_finding(graph, node, found.norm, target), failure)
         ),
         opset=oldest_opset(found.op),
-        # If the norm is certified, onnxruntime already ran the nodes of the body, so no trial is needed.
+        # If the norm is certified, onnxruntime already ran the nodes of the body, so no trial is needed. The body of an
+        # op that data scale computes the norm by other nodes.
         trial=None
-        if told.certificate is not None
+        if told.certificate is not None and not found.grouping.scaled
         else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
         revised_entries=() if norm is None else (norm,),
         revise=lambda finding, certificate: _epilogue_finding(finding, found, node, certificate, target.wanted.census),

@@ -6,6 +6,7 @@ tests/rewriting/test_epilogue_fusion.py has the spellings in nodes, and the look
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normdeploy
+from normdeploy.rewriting import epilogue_fusion
+from normdeploy.rewriting.epilogue_rounding_cases import NormGrouping, make_epilogue_trial
 
 CHANNELS = 8
 
@@ -115,3 +118,33 @@ def test_batch_norm_of_spade_folds_into_convolution(fuse: str, tmp_path: Path) -
     assert (finding.kind, finding.status) == ("BatchNorm", "folded")
     assert not [n for n in result.proto.graph.node if "Norm" in n.op_type]
     assert normdeploy.verify(result)
+
+
+class TokenModulation(nn.Module):
+    """A layer norm of tokens with scale and shift for each element of each token."""
+
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(x, (CHANNELS,)) * (1 + scale) + shift
+
+
+def test_layer_norm_of_tokens_is_no_norm_of_channels(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    example = tuple(torch.randn(2, 5, CHANNELS) for _ in range(3))
+    result = normdeploy.export(TokenModulation().eval(), example, output=tmp_path / "net.onnx", fuse="portable")
+    assert [n.op_type for n in result.proto.graph.node if "Norm" in n.op_type] == ["LayerNormalization"]
+    assert normdeploy.verify(result)
+
+
+def test_onnxruntime_tries_the_body_of_an_adaptive_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial of the norm alone ran other nodes than the body's Reshape and InstanceNormalization."""
+    tried = list[NormGrouping]()
+
+    def record(grouping: NormGrouping, *rest: Any) -> Any:
+        tried.append(grouping)
+        return make_epilogue_trial(grouping, *rest)
+
+    monkeypatch.setattr(epilogue_fusion, "make_epilogue_trial", record)
+    torch.manual_seed(0)
+    example = (torch.randn(IMAGE), torch.randn(IMAGE))
+    normdeploy.export(AdaIN().eval(), example, output=tmp_path / "net.onnx", fuse="portable")
+    assert [grouping.scaled for grouping in tried] == [True]
