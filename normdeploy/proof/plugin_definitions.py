@@ -241,6 +241,8 @@ def _ada_group_norm(activation: int = NONE) -> Definition:
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         x, scale, shift = inputs
+        for parameter in (scale, shift):
+            _require_layout(parameter, x, spatial=bool(attrs["spatial"]))
         o = _KernelInterpreter(m)
         rows = o.split_into_groups(x, attrs["num_groups"])
         normal = o.standardize(rows, [-1], attrs["epsilon"])
@@ -248,6 +250,20 @@ def _ada_group_norm(activation: int = NONE) -> Definition:
         return (apply_activation(m, y, activation or attrs.get("activation", NONE)),)
 
     return run
+
+
+def _require_layout(parameter: Value, x: Value, *, spatial: bool) -> None:
+    """Refuse a parameter of another shape than the kernel reads: x's shape if ``spatial``, else (N, C, 1, …)."""
+    if len(parameter.axes) != len(x.axes):
+        raise NotProved(
+            ProofFailure.DIFFERS, f"a parameter has {len(parameter.axes)} axes, but x has {len(x.axes)} axes"
+        )
+    for axis in range(2, len(x.axes)):
+        if x.axes[axis] and bool(parameter.axes[axis]) != spatial:
+            raise NotProved(
+                ProofFailure.DIFFERS,
+                f"the kernel reads parameters with spatial = {int(spatial)}, but axis {axis} differs",
+            )
 
 
 def _scale_shift(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:

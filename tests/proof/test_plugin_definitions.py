@@ -102,6 +102,18 @@ def test_the_meaning_is_the_reference(name: str) -> None:
             np.testing.assert_allclose(got, ref, rtol=1e-12, atol=1e-12, err_msg=str(attrs))
 
 
+@pytest.mark.parametrize(("shape", "spatial"), [(SAMPLES, 1), (IMAGE, 0)])
+def test_a_scale_of_another_shape_than_the_kernel_reads_is_refused(shape: tuple[int, ...], spatial: int) -> None:
+    attrs = BY_NAME["AdaGroupNorm"].encoded({"num_groups": 2, "spatial": spatial, "epsilon": 1e-5})
+    rng = np.random.default_rng(4)
+    with pytest.raises(NotProved) as error:
+        evaluated(
+            lambda m, leaves: TABLE["AdaGroupNorm"](m, leaves, attrs),
+            [rng.standard_normal(IMAGE), rng.standard_normal(shape), rng.standard_normal(shape)],
+        )
+    assert error.value.why is ProofFailure.DIFFERS
+
+
 # of what the statistics are taken: the input itself (0) or another tensor of its shape (1), and how
 OTHERS = {
     "of another tensor": (1, {"axis": 1, "groups": 2, "channels_last": 0}),
