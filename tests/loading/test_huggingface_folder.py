@@ -534,7 +534,7 @@ def test_random_weights_are_refused_where_they_are_used() -> None:
 
 def test_a_task_is_for_folders(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match="not a Hugging Face folder"):
+    with pytest.raises(InputError, match="not a Hugging Face model folder"):
         load(tmp_path / "x.pt", task="fill-mask")
 
 
