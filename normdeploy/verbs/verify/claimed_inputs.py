@@ -65,9 +65,19 @@ def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:
         return True
     if theirs.range is not None and theirs.range != ours.range and (is_floating_input(ours) or ours.range is not None):
         return True
-    return len(theirs.shape) != len(ours.shape) or any(
-        claim.min > dim.min or claim.max < dim.max for claim, dim in zip(theirs.shape, ours.shape, strict=True)
-    )
+    return len(theirs.shape) != len(ours.shape) or any(map(_narrows_dim, theirs.shape, ours.shape))
+
+
+def _narrows_dim(claim: Dim, dim: Dim) -> bool:
+    """Return whether ``claim`` excludes a size of ``dim``."""
+    if claim.min > dim.min or claim.max < dim.max or dim.step % claim.step:
+        return True
+    # A sum has no step itself, so its terms are compared.
+    terms = claim.named_dims()
+    own = dim.named_dims()
+    if len(terms) != len(own):
+        return any(term.step > 1 for term in terms)
+    return any(mine.step % term.step for term, mine in zip(terms, own, strict=True))
 
 
 def _merge_value_range(ours: InputSpec, theirs: InputSpec) -> InputSpec:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from ...compare.element_errors import absolute_difference, first_true_index
+from ...compare.element_errors import absolute_difference, first_true_index, nonfinite_mismatch
 from ...compare.error_bounds import MOST_RATIO, ErrorBounds
 from ...compare.ulp_spacing import EAGER_MULTIPLE
 from ...errors import InputError, NormdeployError
@@ -325,6 +325,7 @@ class _Reference:
         bounds = ErrorBounds(
             reference, {LOGITS: eager}, lambda seed: cut(rounded(seed=seed)), lambda: self._clock.has_time(0.0)
         )
+        self._check_finite(prompts, reference[LOGITS])
         self._check_eager(prompts, run, reference[LOGITS], bounds)
         self.ratio = max(self.ratio, bounds.eager_ratio(LOGITS))
         return _Answer(prompts, run.tokens, reference[LOGITS], bounds)
@@ -339,6 +340,19 @@ class _Reference:
         if lacking:
             raise InputError(f"the model takes {lacking[0]!r}, which --generate does not know; it passes {[*values]}")
         return {spec.name: values[spec.name].astype(spec.dtype) for spec in self._model.inputs}
+
+    def _check_finite(self, prompts: PromptBatch, reference: Array) -> None:
+        """Note a fault if the logits of a step contain NaN or no finite number, because no token can be judged there.
+
+        Single logits of -inf are right: a model may exclude tokens.
+        """
+        unusable = np.isnan(reference).any(-1) | ~np.isfinite(reference).any(-1)
+        if unusable.any():
+            row, step = first_true_index(unusable)
+            self.faults.append(
+                f"the model's own logits in float64 contain NaN or no finite number ({prompts.name}, prompt {row + 1},"
+                f" token {step + 1}), so the files can't be judged"
+            )
 
     def _check_eager(self, prompts: PromptBatch, run: GreedyResult, reference: Array, bounds: ErrorBounds) -> None:
         """Note a fault if eager's run with its cache exceeds what roundings of the model without a cache explain.
@@ -419,12 +433,19 @@ def _judge_step(step: int, token: int, logits: Array, reference: Array, error: A
     # NaN is the largest number for argmax, so a NaN is chosen and then fails by its error.
     choice = int(logits.astype(np.float64).argmax())
     second, first = np.partition(reference, -2)[-2:] if reference.size > 1 else (reference[0], reference[0])
-    gap = abs(float(reference[token] - reference[choice]))
+    if choice == token:
+        gap = 0.0
+    else:
+        with np.errstate(invalid="ignore"):
+            gap = abs(float(reference[token] - reference[choice]))
     bound = float(allowed[token] + allowed[choice])
     with np.errstate(divide="ignore", invalid="ignore"):
         worst = int(np.nan_to_num(error / allowed, nan=0.0, posinf=np.inf).argmax())
     verdict: Verdict
-    if (error > allowed).any() or (choice != token and gap > bound):
+    # The error of a logit is 0 if neither value is finite, so such logits are compared by themselves. The distance of
+    # two infinite logits is NaN, which is no tie.
+    wrong = nonfinite_mismatch(logits, reference).any() or (error > allowed).any()
+    if wrong or (choice != token and not gap <= bound):
         verdict = "fail"
     elif choice != token:
         verdict = "tie"

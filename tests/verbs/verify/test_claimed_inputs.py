@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
-from normdeploy.model import Dim, InputSpec
-from normdeploy.verbs.verify.claimed_inputs import describe_dynamic_inputs, may_narrow
+from normdeploy.loading import load
+from normdeploy.model import Dim, InputSpec, LoadedModel
+from normdeploy.verbs.verify.claimed_inputs import describe_dynamic_inputs, may_narrow, merge_claims
 
 
 @pytest.fixture
@@ -69,6 +71,39 @@ def test_values_by_the_tested_file_alone_pass_nothing(program: Path, claim: list
     changed_output(file, wrong_where_positive, {})
     with_record(file, lambda record: record["load"].update(inputs=claim))
     assert not verb(program, file)
+
+
+def wrong_at_odd_batches(given: str, output: str) -> list[onnx.NodeProto]:
+    """Add batch mod 2."""
+    return [
+        helper.make_node("Shape", [given], ["sizes"], start=0, end=1),
+        helper.make_node("Mod", ["sizes", "two"], ["odd"]),
+        helper.make_node("Cast", ["odd"], ["number"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["inner", "number"], [output]),
+    ]
+
+
+def test_a_claimed_step_alone_does_not_narrow_the_cases(tmp_path: Path) -> None:
+    net, x = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8)).eval(), torch.randn(8, 16)
+    program, file = tmp_path / "net.pt2", tmp_path / "net.onnx"
+    dims = ({0: torch.export.Dim("batch", min=2, max=32)},)
+    torch.export.save(torch.export.export(net, (x,), dynamic_shapes=dims), program)
+    normdeploy.export(program, output=file)
+    changed_output(file, wrong_at_odd_batches, {"two": np.array([2])})
+    with_record(file, lambda record: record["load"].update(inputs=["input[batch,16]"], dims=["batch=2:8:32:2"]))
+    assert not normdeploy.verify(program, file)
+
+
+def test_a_claimed_step_of_a_term_narrows_a_sum(program: Path) -> None:
+    model = load(program)
+
+    def with_past(past: Dim) -> LoadedModel:
+        mask = InputSpec("mask", "int64", (Dim.sum_of((past, Dim("seq", 1, 4, 8))),))
+        return replace(model, inputs=(mask,))
+
+    own, stepped = with_past(Dim("past", 2, 8, 16)), with_past(Dim("past", 2, 8, 16, step=2))
+    assert merge_claims(stepped, own, "f.onnx").claimed == stepped.inputs
+    assert merge_claims(own, stepped, "f.onnx").claimed == ()
 
 
 def test_verify_right_file_with_claims_passes_and_tries_them(program: Path) -> None:

@@ -157,6 +157,39 @@ def test_eager_with_a_wrong_cache_is_no_reference(model: LoadedModel, right: Pat
     assert "eager mode with its cache is not the model without a cache" in result.reference
 
 
+def biased(value: float) -> Decoder:
+    """Return a decoder whose logit of token 5 is ``value``."""
+    decoder = Decoder().eval()
+    with torch.no_grad():
+        decoder.head.bias[5] = value
+    return decoder
+
+
+def test_a_model_whose_logits_are_nan_judges_no_file(right: Path) -> None:
+    decoder = biased(float("nan"))
+    result = check(from_module(decoder, plain_example(), inputs=PLAIN_INPUTS), right, decoder, seeds=1)
+    assert not result
+    assert "the model's own logits in float64 contain NaN" in result.reference
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_file_with_nan_or_inf_in_place_of_an_excluded_token_fails(right: Path, tmp_path: Path, value: float) -> None:
+    decoder = biased(-float("inf"))
+    model = from_module(decoder, plain_example(), inputs=PLAIN_INPUTS)
+
+    def bias(path: str, number: float) -> Path:
+        def change(name: str, array: np.ndarray) -> np.ndarray:
+            if array.shape == (12,) and "head" in name:
+                array[5] = number
+            return array
+
+        return edit_weight(right, tmp_path / path, change)
+
+    same = check(model, bias("same.onnx", -np.inf), decoder, seeds=1)
+    assert same, list(same.describe_failures())
+    assert not check(model, bias("other.onnx", value), decoder, seeds=1)
+
+
 def test_the_users_prompts_are_continued(model: LoadedModel, right: Path) -> None:
     given = NamedInputs(
         "mine.npz", {"input_ids": np.array([[0, 5], [4, 2]]), "attention_mask": np.array([[0, 1], [1, 1]])}
