@@ -145,7 +145,7 @@ def require_expected_outputs(
                 " was written; --no-check (in Python check=False) writes the file"
             )
         given = dict(zip(run.outputs, values, strict=True))
-        if not _describe_difference(run, given, wanted.relative, {}):
+        if not _describe_difference(run, given, wanted.relative, {}, {}):
             continue
         model = model or reload()
         try:
@@ -160,7 +160,7 @@ def require_expected_outputs(
         if accurate is not None:
             values = perturbed_model.PerturbableModel(accurate).run_perturbed(run.feeds)
             if not _describe_difference(
-                run, dict(zip(run.outputs, values, strict=True)), wanted.relative, effect.moved
+                run, dict(zip(run.outputs, values, strict=True)), wanted.relative, effect.moved, effect.chosen
             ):
                 notes.append(
                     f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file matches PyTorch"
@@ -201,7 +201,7 @@ def _describe_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _describe_difference(
-    run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult
+    run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult, chosen: RunResult
 ) -> str | None:
     """Describe the first output that differs by more than rounding explains; None if there is no such output."""
     for output, right in run.outputs.items():
@@ -215,8 +215,8 @@ def _describe_difference(
             )
         if not right.size:
             continue
-        room = moved.get(output, np.zeros(right.shape))
-        worst = find_unexplained(value, right, room, relative)
+        still = np.zeros(right.shape)
+        worst = find_unexplained(value, right, moved.get(output, still), relative, chosen.get(output, still))
         if worst is not None:
             if worst.place:
                 at = f" at {list(worst.place)}"

@@ -18,7 +18,7 @@ from ...compare.error_bounds import MOST_RUNS
 from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.rounding_noise import RoundingRunner
-from ...types import Arrays
+from ...types import Array, Arrays
 
 _Difference = TypeVar("_Difference")
 # Number of draws at a time, and seconds of computing after which no more are started.
@@ -31,7 +31,8 @@ class RoundingEffect:
 
     Attributes:
         moved: output -> largest change of each element, at first the errors of ``beside``.
-        draws: number of draws. Each draw rounds the inner values once, and perturbs the parameters once.
+        draws: number of draws. Each draw rounds the inner values once, and perturbs the parameters once. If the model
+            orders values, each draw also runs once with a margin for the order.
     """
 
     def __init__(self, model: LoadedModel, feeds: Arrays, unit: float, beside: RunResult | None = None) -> None:
@@ -51,31 +52,46 @@ class RoundingEffect:
         self._exact = self._reference.infer(feeds)
         start = beside or self._exact
         self.moved = {output: absolute_difference(value, start[output]) for output, value in self._exact.items()}
+        self._reordered = {output: np.zeros(change.shape) for output, change in self.moved.items()}
         self.draws = 0
+
+    @property
+    def chosen(self) -> RunResult:
+        """Output -> largest change of each element in the runs with a margin for the order, where it exceeds ``moved``;
+        else 0.
+        """
+        return {name: np.where(away > self.moved[name], away, 0.0) for name, away in self._reordered.items()}
 
     def draw(self, count: int) -> None:
         """Draw ``count`` more random roundings."""
         for seed in range(self.draws, self.draws + count):
             rounded = self._reference.run_rounded(self._feeds, seed)
             perturbed = self._reference.run_perturbed(self._feeds, self._unit, seed)
-            for output, value in self._exact.items():
-                for drawn in (rounded[output], perturbed[output]):
-                    self.moved[output] = np.maximum(self.moved[output], absolute_difference(drawn, value))
+            _enlarge(self.moved, rounded, self._exact)
+            _enlarge(self.moved, perturbed, self._exact)
+            if self._reference.orders:
+                _enlarge(self._reordered, self._reference.run_reordered(self._feeds, seed), self._exact)
         self.draws += count
 
-    def find_beyond(self, find: Callable[[RunResult], _Difference | None]) -> _Difference | None:
+    def find_beyond(self, find: Callable[[RunResult, RunResult], _Difference | None]) -> _Difference | None:
         """Draw roundings until they explain a difference, or until `MOST_RUNS` draws do not explain it.
 
         Args:
-            find: finds a difference that is larger than the given changes explain.
+            find: finds a difference that is larger than ``moved`` and ``chosen`` explain.
 
         Returns:
             the unexplained difference, or None.
         """
         start = time.process_time()
         self.draw(_DRAWS)
-        difference = find(self.moved)
+        difference = find(self.moved, self.chosen)
         while difference is not None and self.draws < MOST_RUNS and time.process_time() - start < _MOST_SECONDS:
             self.draw(_DRAWS)
-            difference = find(self.moved)
+            difference = find(self.moved, self.chosen)
         return difference
+
+
+def _enlarge(changes: dict[str, Array], drawn: RunResult, exact: RunResult) -> None:
+    """Enlarge the changes to those of one more run."""
+    for output, value in exact.items():
+        changes[output] = np.maximum(changes[output], absolute_difference(drawn[output], value))
