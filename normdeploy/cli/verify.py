@@ -107,7 +107,7 @@ def verify_parts(
 ) -> None:
     """Verify each part of a model against its file in ``folder``, then print one verdict."""
     from ..loading import find_part_files
-    from ..verbs.verify.verify_tables import STEP_TITLE, parts_verdict
+    from ..verbs.verify.verify_tables import STEP_TITLE, describe_faults, parts_verdict
 
     used = [path for path in (options.policy,) if path is not None]
     for file in find_part_files(source, trust=load.trust).values():
@@ -123,7 +123,9 @@ def verify_parts(
     if not reporting.quiet:
         print_line(parts_verdict(verdict))
     parts = [*verdict.comparisons.values(), *([verdict.step] if verdict.step is not None else ())]
-    if not parts or any(parity.outcome == "failed" for parity in parts):
+    if verdict.faults and reporting.quiet:
+        print("\n".join(describe_faults(verdict)), file=sys.stderr)
+    if not parts or verdict.faults or any(parity.outcome == "failed" for parity in parts):
         raise typer.Exit(1)
     require_all_run([missed for parity in parts for missed in parity.unrun])
 

@@ -28,6 +28,8 @@ ENCODER, DECODER = "vae_encoder", "vae_decoder"
 _LIBRARIES = ("diffusers", "transformers")
 # Folder of diffusers/pipelines -> classes that it defines. model_index.json names the folder as their library.
 _PIPELINE_MODULES = {"stable_diffusion": ("StableDiffusionSafetyChecker",)}
+COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+"""Suffixes of the files of schedulers, tokenizers and image processors that are copied: data only."""
 _WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5")
 
 
@@ -73,6 +75,22 @@ class PipelineIndex:
     def part_files(self) -> dict[str, str]:
         """Return the path of each part's ONNX file in the output folder, by the name of the part."""
         return {part: f"{part}/{MODEL_FILE}" for component in self.components for part in component.parts}
+
+    @property
+    def copied_files(self) -> dict[str, Path]:
+        """Return the files that the output folder has besides ONNX files, by path in the output folder.
+
+        These files are the index, the configs of the models, and the files of the components other than models.
+        """
+        copied = {PIPELINE_INDEX: self.path / PIPELINE_INDEX}
+        for component in self.components:
+            source = self.path / component.name
+            if component.is_model:
+                copied |= {f"{part}/{CONFIG}": source / CONFIG for part in component.parts}
+                continue
+            files = [file for file in sorted(source.iterdir()) if file.suffix in COPIED_SUFFIXES and file.is_file()]
+            copied |= {f"{component.name}/{file.name}": file for file in files}
+        return copied
 
     def find_component(self, part: str) -> Component:
         """Find the component that a part belongs to.

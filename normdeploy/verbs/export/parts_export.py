@@ -11,7 +11,7 @@
 <folder>/ of a pipeline
   unet/model.onnx, vae_decoder/model.onnx, ...   each model of the pipeline (`normdeploy.loading.pipeline_parts`)
   unet/config.json, ...                          the config of each model
-  scheduler/, tokenizer/, ...                    copied from the pipeline's folder (``COPIED_SUFFIXES``)
+  scheduler/, tokenizer/, ...                    copied from the pipeline's folder (`pipeline_index.COPIED_SUFFIXES`)
   model_index.json                               copied
 
 The ONNX export of the optimum library writes the same names, and optimum's classes look for them. `verify` also accepts
@@ -34,7 +34,7 @@ from ...loading import find_part_files, load_parts
 from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
 from ...loading.huggingface_tasks import ALL_PARTS
-from ...loading.pipeline_index import CONFIG, PipelineIndex, read_pipeline_index
+from ...loading.pipeline_index import PipelineIndex, read_pipeline_index
 from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
 from ...types import PathLike
 from ...verb_options import ConversionOptions, as_keywords
@@ -54,8 +54,6 @@ COPIED = (
     *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
 )
 """Files that tell how to make inputs and decode outputs: data only, no weights and no code."""
-COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
-"""Suffixes of the files of schedulers, tokenizers and image processors that are copied: data only."""
 _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
@@ -214,14 +212,8 @@ def _copy_config(source: PathLike, folder: Path) -> None:
 
 def _copy_pipeline_files(index: PipelineIndex, folder: Path) -> None:
     """Copy the index, the configs of the models, and the components other than models."""
-    shutil.copyfile(index.path / PIPELINE_INDEX, folder / PIPELINE_INDEX)
     for component in index.components:
-        source = index.path / component.name
-        if component.is_model:
-            for part in component.parts:
-                shutil.copyfile(source / CONFIG, folder / part / CONFIG)
-            continue
-        (folder / component.name).mkdir()
-        for file in sorted(source.iterdir()):
-            if file.suffix in COPIED_SUFFIXES and file.is_file():
-                shutil.copyfile(file, folder / component.name / file.name)
+        if not component.is_model:
+            (folder / component.name).mkdir()
+    for name, source in index.copied_files.items():
+        shutil.copyfile(source, folder / name)

@@ -17,13 +17,14 @@ from ...loading import find_part_files
 from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
 from ...loading.huggingface_tasks import ALL_PARTS
-from ...loading.pipeline_index import read_pipeline_index
+from ...loading.pipeline_index import PipelineIndex, read_pipeline_index
 from ...model import LoadedModel
 from ...verb_options import LoadKeywords, as_keywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..stage_progress import prefix_progress
 from . import verify_options
 from .comparison_result import Comparison
+from .copied_files import CopiedFiles, compare_copied_files
 from .reference_loading import load_judged_model
 from .verify_function import verify
 
@@ -38,11 +39,20 @@ class PartsComparison(Renderable):
     Attributes:
         comparisons: file name -> its comparison.
         step: comparison of a pipeline's first denoising step, with all parts in a chain; None if it was not compared.
+        faults: files of a pipeline, other than ONNX files, with other content than in the original folder.
+        folder_limits: limits of the verdict on the folder, each a phrase after the word "verified".
     """
 
     comparisons: Mapping[str, Comparison]
     notes: tuple[str, ...] = ()
     step: Comparison | None = None
+    faults: tuple[str, ...] = ()
+    folder_limits: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Return the limits of the verdict on the folder and on the denoising step."""
+        return (*self.folder_limits, *(self.step.limits if self.step is not None else ()))
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -52,7 +62,7 @@ class PartsComparison(Renderable):
 
     def __bool__(self) -> bool:
         steps = (self.step,) if self.step is not None else ()
-        return bool(self.comparisons) and all((*self.comparisons.values(), *steps))
+        return bool(self.comparisons) and not self.faults and all((*self.comparisons.values(), *steps))
 
     def show(self, console: Console) -> None:
         from .verify_tables import show_parts
@@ -65,7 +75,8 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     """Compare each file of a folder that ``export_parts`` wrote with the corresponding part of the model (``verify``).
 
     For a diffusers pipeline, also compare the first denoising step: text encoders, UNet or transformer, the scheduler's
-    step and the VAE's decoder in a chain (``normdeploy.verbs.verify.denoising_step``).
+    step and the VAE's decoder in a chain (``normdeploy.verbs.verify.denoising_step``). The configs, the scheduler and
+    the tokenizers must be equal to the originals (``normdeploy.verbs.verify.copied_files``).
 
     Args:
         source: the model's folder, or its name on the Hub.
@@ -119,14 +130,18 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     others = [name for name in others if name not in files.values()]
     notes = [f"not verified, because no part has this name: {', '.join(others)}"] if others else []
     step: Comparison | None = None
+    copied = CopiedFiles()
     if keeps_models:
-        step, why = _compare_step(path, models, {part: place / name for part, name in files.items()}, comparisons, call)
+        index = read_pipeline_index(path, trust=call.trust)
+        copied = compare_copied_files(index, place)
+        paths = {part: place / name for part, name in files.items()}
+        step, why = _compare_step(index, models, paths, comparisons, call)
         notes += [f"the denoising step was not compared: {why}"] if why else []
-    return PartsComparison(comparisons, tuple(notes), step)
+    return PartsComparison(comparisons, tuple(notes), step, copied.faults, copied.limits)
 
 
 def _compare_step(
-    path: Path,
+    index: PipelineIndex,
     models: Mapping[str, LoadedModel],
     files: Mapping[str, Path],
     comparisons: Mapping[str, Comparison],
@@ -143,7 +158,7 @@ def _compare_step(
     for name, comparison in comparisons.items():
         if any(result.precision or result.steps is not None for result in comparison.results):
             return None, f"{name} is in half precision or quantized, and only float32 files have a rule for the step"
-    chain = make_chain(read_pipeline_index(path, trust=call.trust), models)
+    chain = make_chain(index, models)
     if chain is None:
         return None, "the pipeline has neither a UNet nor a transformer"
     if call.progress is not None:

@@ -165,17 +165,28 @@ def parts_verdict(result: PartsComparison) -> Text:
     """Summarize all files of a ``PartsComparison``.
 
     Returns:
-        one line for each note, then one line with the verdict.
+        one line for each wrong file besides ONNX files, one line for each note, then one line with the verdict.
     """
+    faults = "".join(f"{line}\n" for line in describe_faults(result))
     notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
-    return Text(notes, style="yellow").append(escape_line(summarize_parts(result)), style="green" if result else "red")
+    verdict = escape_line(summarize_parts(result))
+    return Text(faults, style="red").append(notes, style="yellow").append(verdict, style="green" if result else "red")
+
+
+def describe_faults(result: PartsComparison) -> list[str]:
+    """Describe the wrong files besides ONNX files.
+
+    Returns:
+        one line for each file.
+    """
+    return [escape_line(f"fail: {fault}") for fault in result.faults]
 
 
 def summarize_parts(result: PartsComparison) -> str:
     """Summarize all files of a ``PartsComparison``.
 
     Returns:
-        the verdict, with the names of files that fail.
+        the verdict, with the names of files that fail, and the limits of the verdict.
     """
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
@@ -185,9 +196,13 @@ def summarize_parts(result: PartsComparison) -> str:
         step = ", and so is the denoising step" if not failing else "; the denoising step passes"
     else:
         step = ", but the denoising step fails" if not failing else "; the denoising step fails too"
+    if result.faults:
+        some = "1 other file is" if len(result.faults) == 1 else f"{len(result.faults)} other files are"
+        step += f"; {some} wrong: {result.faults[0]}"
     if failing:
         return f"{len(failing)} of {count} parts fail: {', '.join(failing)}{step}"
-    return f"all {count} parts are verified{step}"
+    limits = "".join(f"; {limit}" for limit in result.limits)
+    return f"all {count} parts are verified{step}{limits}"
 
 
 def show_parts(console: Console, result: PartsComparison) -> None:

@@ -165,3 +165,41 @@ def test_half_precision_has_no_rule_for_the_step(folder: Path, tmp_path: Path) -
     found = normdeploy.verify_parts(folder, tmp_path / "made", seeds=1)
     assert found.step is None
     assert any("the denoising step was not compared: text_encoder/model.onnx is in half" in n for n in found.notes)
+
+
+def _rewrite(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_changed_scheduler_and_config_fail_by_name(place: Path, tmp_path: Path) -> None:
+    """The parts and the step are right, but the folder makes other images."""
+    changed = tmp_path / "changed"
+    shutil.copytree(place / "onnx", changed)
+    _rewrite(changed / "vae_decoder" / "config.json", scaling_factor=1, _diffusers_version="0.1")
+    (changed / "tokenizer" / "tokenizer.json").write_bytes(b"[]")
+    found = normdeploy.verify_parts(place / "model", changed, seeds=1)
+    assert all(found.comparisons.values())
+    assert found.step
+    assert not found
+    assert found.faults == (
+        "tokenizer/tokenizer.json is not the file of the pipeline: the two files have different bytes",
+        "vae_decoder/config.json is not the file of the pipeline: scaling_factor is 0.5 in the pipeline, and 1 in the"
+        " folder",
+    )
+    assert "all 4 parts are verified, and so is the denoising step; 2 other files are wrong" in found.summarize()
+    told = CliRunner().invoke(app, ["verify", str(place / "model"), str(changed), "--seeds", "1", "-q"])
+    assert told.exit_code == 1
+    assert "fail: vae_decoder/config.json is not the file of the pipeline: scaling_factor is 0.5" in told.output
+
+
+def test_folder_of_another_tool_is_judged_by_common_files(place: Path, tmp_path: Path) -> None:
+    """Missing files, additional keys and the version of the writer do not fail, but the verdict names them."""
+    other = tmp_path / "other"
+    shutil.copytree(place / "onnx", other)
+    shutil.rmtree(other / "tokenizer")
+    _rewrite(other / "unet" / "config.json", dropout=0.0, _diffusers_version="0.1")
+    (other / "ort_config.json").write_text("{}")
+    found = normdeploy.verify_parts(place / "model", other, seeds=1)
+    assert found
+    assert "without tokenizer/tokenizer.json, which the folder does not have" in found.summarize()
+    assert "without dropout in unet/config.json, which the pipeline does not state" in found.summarize()
