@@ -262,8 +262,8 @@ class LoadingOptions:
     dims: Sequence[str] = option_field(
         (),
         "--dim",
-        "Smallest, usual and largest size of a dynamic dim, and a step if the sizes are multiples of it. Repeatable.",
-        metavar="NAME=MIN:OPT:MAX[:STEP]",
+        "Smallest, usual and largest size of a dynamic dim. If all sizes are multiples of a step, add :STEP. Repeatable.",
+        metavar="NAME=MIN:OPT:MAX",
         type=list[str] | None,
     )
     eval: bool = option_field(False, "--eval", "Put the model in eval mode after loading it.")

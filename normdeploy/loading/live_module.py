@@ -7,7 +7,7 @@ import copy
 import io
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -292,7 +292,10 @@ def _fix_dims(module: nn.Module, wishes: InputRequest, names: Collection[str], r
 
 def _runs_on_example(module: nn.Module, wishes: InputRequest) -> bool:
     """Return whether the module runs at these sizes; a trace does not notice an index beyond its table."""
-    call = make_example_call(module, wishes, next(iter_example_sizes(wishes)))
+    return _runs_on_call(module, make_example_call(module, wishes, next(iter_example_sizes(wishes))))
+
+
+def _runs_on_call(module: nn.Module, call: ExampleCall) -> bool:
     own = copy_module(module)
     try:
         with torch.no_grad(), preserve_torch_state():
@@ -418,6 +421,15 @@ def export_narrowing(
             raise _translate_export_failure(module, call, wishes, failure, conditions) from failure
         narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
         narrower = raise_above_excluded(str(failure), narrower)
+        if guessed := _find_guessed_steps(module, wishes, narrower):
+            # The module runs at other sizes too. The asserts that torch defers are tried against the module later.
+            narrower = narrower.with_dims(
+                {
+                    name: replace(dim, step=wishes.dims[name].step) if name in guessed else dim
+                    for name, dim in narrower.dims.items()
+                }
+            )
+            asked_steps = True
         if narrower == wishes and asked_steps <= in_steps:
             if can_relax:
                 in_steps = True
@@ -429,6 +441,21 @@ def export_narrowing(
         f"{type(module).__name__} can't be exported with {', '.join(map(str, wishes.dims.values()))}: pass narrower "
         "ranges in dims"
     )
+
+
+def _find_guessed_steps(module: nn.Module, wishes: InputRequest, narrower: InputRequest) -> set[str]:
+    """Return the dims whose new step in ``narrower`` is torch's guess: the module runs at a size between the multiples.
+
+    A module that pads its input to a multiple is an example.
+    """
+    guessed = set()
+    for name, dim in narrower.dims.items():
+        between = next((size for size in range(dim.min + 1, dim.max) if size % dim.step), None)
+        if dim.step > wishes.dims[name].step and between is not None and wishes.inputs:
+            sizes = next(iter_example_sizes(wishes)) | {name: between}
+            if _runs_on_call(module, make_example_call(module, wishes, sizes)):
+                guessed.add(name)
+    return guessed
 
 
 def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputRequest, *, multiples: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Open onnxruntime sessions. No other module opens sessions.
+"""Open onnxruntime sessions. No other module opens sessions of models.
 
 If a model has nodes that may end the process, its session first runs each set of feeds in a child
 (`normdeploy.ort_sessions.trial_process`).

@@ -57,8 +57,8 @@ def normdeploy(folder: Path, *words: str, code: int = 0) -> str:
 def test_a_fleet_and_single_verbs_share_a_store(folder: Path) -> None:
     words = ("fleet.toml", "--report", "r.json", "--markdown", "r.md", "--html", "r.html")
     told = normdeploy(folder, "fleet", "run", *words, code=1)
-    assert "bad/default/cpu, bad/default/ada: failed (export): " in told
-    assert "net/default/ada: built (verify): no GPU of compute capability 8.9" in told
+    assert "bad/default/cpu, bad/default/ada: failed (step export): " in told
+    assert "net/default/ada: built (step verify): no GPU of compute capability 8.9" in told
     report = json.loads((folder / "r.json").read_text())
     assert report["counts"] == {"verified": 1, "built": 1, "failed": 2}
     assert not report["ok"]

@@ -62,7 +62,7 @@ def test_the_page_shows_them(tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert text.count('<svg class="graph"') == 2
     assert 'aria-label="ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"' in text
-    assert "what optimize would make of it" in text
+    assert "the form that optimize would write" in text
 
 
 def test_names_in_pictures_are_escaped(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_node_without_a_float64_form_is_named_with_its_body(body: str, named: 
     comparison = normdeploy.verify(path, path)
     assert comparison, comparison.table()
     assert any(note.startswith(f"no float64 form: {named}; ") for note in comparison.notes), comparison.notes
-    assert str(comparison).endswith(f"in float64 but for {named}"), str(comparison)
+    assert str(comparison).endswith(f"in float64 except for {named}"), str(comparison)
 
 
 def test_another_result_beside_such_a_node_is_no_rounding(tmp_path: Path) -> None:

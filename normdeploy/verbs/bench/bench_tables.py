@@ -66,8 +66,8 @@ def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> WordTable:
             "p95\nms",
             "p99\nms",
             "ratio to\nthe first",
-            "95 % interval\nof the ratio",
-            *(["error for\ninputs\naround 0", "error for\ninputs\naround 1000"] if far else ["relative\nerror"]),
+            "95 %\ninterval of\nthe ratio",
+            *(["error for\ninputs\naround 0", "error for\ninputs\naround\n1000"] if far else ["relative\nerror"]),
         )
     ]
     table = make_table(*names, *numbers, padding=(0, 1))

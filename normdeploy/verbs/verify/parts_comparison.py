@@ -25,6 +25,8 @@ from ..stage_progress import prefix_progress
 from . import verify_options
 from .comparison_result import Comparison
 from .copied_files import CopiedFiles, compare_copied_files
+from .denoising_chain import make_chain
+from .denoising_step import compare_step
 from .reference_loading import load_judged_model
 from .verify_function import verify
 
@@ -152,9 +154,6 @@ def _compare_step(
     Returns:
         (comparison, ""), or (None, reason) if there is no rule for these files.
     """
-    from .denoising_chain import make_chain
-    from .denoising_step import compare_step
-
     for name, comparison in comparisons.items():
         if any(result.precision or result.steps is not None for result in comparison.results):
             return None, f"{name} is in half precision or quantized, and only float32 files have a rule for the step"

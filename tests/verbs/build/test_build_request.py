@@ -52,8 +52,8 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
     assert several.more_profiles == ({"x": ((8, 8), (16, 8), (32, 8))}, {"x": ((40, 8), (40, 8), (64, 8))})
     assert several.options.workspace == 2**30
     text = str(several)
-    assert "profile 0, x: 1×8 to 4×8" in text
-    assert "profile 2, x: 40×8 to 64×8" in text
+    assert "profile 0, shapes of x: 1×8 to 4×8" in text
+    assert "profile 2, shapes of x: 40×8 to 64×8" in text
 
 
 @pytest.mark.parametrize(

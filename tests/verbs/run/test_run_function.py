@@ -212,4 +212,4 @@ def test_the_report_of_a_run(model: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     report = json.loads(files["run.json"].read_text())
     assert (report["verb"], report["inference"]["outputs"]["y"]) == ("run", "float32[3, 4]")
-    assert f"out  less  {report['inference']['outputs']['less']}" in done.stdout
+    assert f"output  less  {report['inference']['outputs']['less']}" in done.stdout
