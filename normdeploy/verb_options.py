@@ -262,7 +262,8 @@ class LoadingOptions:
     dims: Sequence[str] = option_field(
         (),
         "--dim",
-        "Smallest, usual and largest size of a dynamic dim. If all sizes are multiples of a step, add :STEP. Repeatable.",
+        "Smallest, usual and largest size of a dynamic dim. If all sizes are multiples of a step, add :STEP."
+        " Repeatable.",
         metavar="NAME=MIN:OPT:MAX",
         type=list[str] | None,
     )

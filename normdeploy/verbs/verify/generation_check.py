@@ -353,7 +353,7 @@ class _Reference:
 
         Single logits of -inf are right: a model may exclude tokens.
         """
-        unusable = np.isnan(reference).any(-1) | ~np.isfinite(reference).any(-1)
+        unusable = np.asarray(np.isnan(reference).any(-1) | ~np.isfinite(reference).any(-1))
         if unusable.any():
             row, step = first_true_index(unusable)
             self.faults.append(
