@@ -47,7 +47,7 @@ def verify(
     Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).
     """
     if any(file.is_dir() for file in files):
-        verify_parts(source, _require_only_folder(files, options), options, load, reporting)
+        verify_parts(source, _require_only_folder(files, options), options, load, reporting, verdict)
         return
     used = [path for path in (options.policy, options.dataset) if path is not None]
     given = cast("list[Path]", options.feeds or [])
@@ -59,11 +59,15 @@ def verify(
         if reporting.quiet:
             _print_failures(parity)
         raise typer.Exit(1)
-    if verdict.strict and (parity.limits or parity.word or parity.up_to is not None):
+    if verdict.strict and _is_limited(parity):
         if reporting.quiet:
             _print_verdict(parity)
         raise typer.Exit(1)
     require_all_run(parity.unrun)
+
+
+def _is_limited(parity: Comparison) -> bool:
+    return bool(parity.limits or parity.word or parity.up_to is not None)
 
 
 def _print_verdict(parity: Comparison) -> None:
@@ -103,11 +107,16 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
 
 
 def verify_parts(
-    source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
+    source: Path,
+    folder: Path,
+    options: VerifyOptions,
+    load: LoadingOptions,
+    reporting: ReportingOptions,
+    allowed: StrictOption,
 ) -> None:
     """Verify each part of a model against its file in ``folder``, then print one verdict."""
     from ..loading import find_part_files
-    from ..verbs.verify.verify_tables import STEP_TITLE, describe_faults, parts_verdict
+    from ..verbs.verify.verify_tables import STEP_TITLE, describe_faults, parts_verdict, summarize_parts
 
     used = [path for path in (options.policy,) if path is not None]
     for file in find_part_files(source, trust=load.trust).values():
@@ -126,6 +135,10 @@ def verify_parts(
     if verdict.faults and reporting.quiet:
         print("\n".join(describe_faults(verdict)), file=sys.stderr)
     if not parts or verdict.faults or any(parity.outcome == "failed" for parity in parts):
+        raise typer.Exit(1)
+    if allowed.strict and (verdict.limits or any(map(_is_limited, parts))):
+        if reporting.quiet:
+            print(escape_line(summarize_parts(verdict)), file=sys.stderr)
         raise typer.Exit(1)
     require_all_run([missed for parity in parts for missed in parity.unrun])
 

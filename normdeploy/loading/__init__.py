@@ -218,6 +218,26 @@ def find_part_files(path: str | Path, *, trust: bool = False) -> dict[str, str]:
     return dict(PART_FILES)
 
 
+def find_part_dims(path: str | Path, *, trust: bool = False, imports: Sequence[str] = ()) -> dict[str, set[str]]:
+    """List the dynamic dims of each part of a diffusers pipeline. The weights are read.
+
+    Returns:
+        Part -> names of its dims.
+
+    Raises:
+        NormdeployError: as for ``load_parts``.
+    """
+    path = resolve_model_path(path)
+    index = open_pipeline(path, trust)
+    found = dict[str, set[str]]()
+    for part in index.part_files:
+        with _name_failing_part(part), _import_from_cwd(bool(imports or trust)):
+            import_operators(imports)
+            inputs = prepare_pipeline_part(index, part, trust).prepared.inputs
+            found[part] = set(dynamic_dim_names(parse_input_request(inputs, ()).inputs))
+    return found
+
+
 def _load_pipeline_parts(
     path: Path, trust: bool, imports: Sequence[str], dims: Sequence[str], task: str | None
 ) -> Iterator[tuple[str, LoadedModel]]:

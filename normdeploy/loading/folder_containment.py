@@ -21,7 +21,7 @@ from .file_kinds import BOOKKEEPING
 
 # Maximum size in bytes of an index or config. The largest index of a public model has 90,000 tensors and 9 MB.
 _MOST = 100 << 20
-_LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?|experts)$")
+_LAYERS = re.compile(r"(^|_)(layers?|layers_per_block|blocks?|depths?|experts)$")
 _LABELS = re.compile(r"^num_labels$")
 # Maximum number of labels. The largest public classifiers have about 20,000 labels.
 _MOST_LABELS = 2**20
@@ -98,8 +98,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
-    """Require plausible numbers of layers and labels, because transformers creates all of them before it reads the
-    weights.
+    """Require plausible numbers of layers and labels, because transformers and diffusers create all of them before they
+    read the weights.
 
     The number of layers may not exceed the number of weight tensors, since each layer has its own tensor. Models that
     reuse layers are exceptions, but they have fewer than 1000 layers. So up to 1000 layers are always allowed.

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import InputError, LoadError, RuntimeUnavailable, TrustError
 from .file_kinds import PIPELINE_INDEX
+from .folder_containment import require_plausible_config
 from .huggingface_folder import PreparedFolder, load_folder_model
 from .pipeline_index import CONFIG, Component, PipelineIndex, read_pipeline_index
 from .pipeline_parts import PART_CLASSES, PartContext, prepare_part
@@ -99,6 +100,7 @@ def _load_component(index: PipelineIndex, component: Component, trust: bool) -> 
     named = config.get("_class_name", component.class_name)
     if named != component.class_name:
         _refuse_class(index, component, named)
+    require_plausible_config(folder, config)
     cls = _find_class(index, component)
     try:
         with silence_logger("diffusers"), silence_logger("transformers"):

@@ -16,8 +16,9 @@ from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.output_results import OutputResult
 from normdeploy.verbs.verify.parts_comparison import PartsComparison
 from normdeploy.verbs.verify.runtime_candidates import NotRun
-from normdeploy.verbs.verify.verify_options import VerifyOptions
+from normdeploy.verbs.verify.verify_options import StrictOption, VerifyOptions
 
+OPTIONS = (VerifyOptions(), LoadingOptions(), ReportingOptions(quiet=True), StrictOption())
 MISSED = Comparison((), (NotRun("cuda", "no GPU", "a.onnx"),), (), (), 0.0)
 WRONG = Comparison(
     (OutputResult("y", "ort", "float32", 1.0, 1.0, 1e-6, "fail", "seed 0", file="a.onnx", by_default="fail"),),
@@ -48,4 +49,4 @@ def test_parts_exit_with_3_only_where_none_is_wrong(
     for file in verdict.comparisons:
         (tmp_path / file).write_bytes(b"not looked at")
     with pytest.raises(end, match=said):
-        verify_parts(tmp_path / "model", tmp_path, VerifyOptions(), LoadingOptions(), ReportingOptions(quiet=True))
+        verify_parts(tmp_path / "model", tmp_path, *OPTIONS)

@@ -120,6 +120,17 @@ def test_config_that_asks_for_more_is_refused(
         list(load_parts(folder))
 
 
+def test_more_layers_than_weights_are_refused_before_the_model_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of a million layers takes hours and all memory."""
+    monkeypatch.delattr("diffusers.UNet2DConditionModel")
+    for key in ("num_layers", "layers_per_block"):
+        set_config(folder, "unet", **{key: 1_000_000})
+        with pytest.raises(LoadError, match=rf"sets {key} to 1000000, but the weights next to it contain 6 tensors"):
+            load(folder, part="unet")
+
+
 def test_config_without_a_size_is_refused(folder: Path) -> None:
     (folder / "unet" / "config.json").write_text(json.dumps({"_class_name": "UNet2DConditionModel"}))
     with pytest.raises(LoadError, match=r"has no '(cross_attention_dim|block_out_channels)'"):

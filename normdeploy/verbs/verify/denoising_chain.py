@@ -11,6 +11,7 @@ computed in float64 for the reference, and with random roundings like any other 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from ...loading import from_module
 from ...loading.pipeline_folder import load_scheduler
 from ...loading.pipeline_index import DECODER, PipelineIndex
 from ...loading.pipeline_parts import count_time_ids, returns_hidden_states
-from ...model import LoadedModel
+from ...loading.torch_pickles import first_line
+from ...model import InputSpec, LoadedModel
 from ...types import Array, Arrays
 from .random_draws import random_ops_of_program
 
@@ -77,7 +79,17 @@ class DenoisingChain:
     @property
     def limits(self) -> tuple[str, ...]:
         """Return the limits of a verdict on the chain, as phrases after the word "verified"."""
-        return () if STEPPING in self.models else ("without the scheduler's step",)
+        limits = list[str]()
+        if not any(name in self.models for name in _TEXT_ENCODERS):
+            limits.append("without a text encoder")
+        if STEPPING not in self.models:
+            limits.append("without the scheduler's step")
+        if self.denoiser == "unet" and not float(self.timestep).is_integer():
+            # The UNet's input is an integer.
+            limits.append("at whole time steps only")
+        if DECODER not in self.models:
+            limits.append("without a VAE decoder")
+        return tuple(limits)
 
     def run(self, run: Run) -> dict[str, Array]:
         """Run the chain.
@@ -87,20 +99,32 @@ class DenoisingChain:
 
         Returns:
             the outputs of each text encoder that the denoiser reads, then noise, latents and image, by name.
+
+        Raises:
+            InputError: the outputs of a part do not fit the next part.
         """
         texts = {name: run(name, {"input_ids": self.start[name]}) for name in _TEXT_ENCODERS if name in self.models}
         latents = self.start[LATENTS]
         scaled = latents
         if SCALING in self.models:
             scaled = _only(run(SCALING, {LATENTS: latents}))
-        conditions = self._condition(texts)
+        try:
+            conditions = self._condition(texts)
+        except (KeyError, ValueError) as error:
+            raise InputError(f"the outputs of the text encoders do not fit the {self.denoiser}: {error}") from error
         sample = "sample" if self.denoiser == "unet" else "hidden_states"
         feeds = {sample: scaled, **conditions}
         model = self.models[self.denoiser]
         # An input that no text encoder provides is random.
-        rest = model.samples(0, {"batch_size": _BATCH, "sequence_length": self.start_length})
+        rest = model.samples(0, {"batch_size": self.batch, "sequence_length": self.start_length})
         feeds = {spec.name: feeds.get(spec.name, rest[spec.name]) for spec in model.inputs}
         noise = _only(run(self.denoiser, feeds))
+        if noise.shape != latents.shape:
+            # The UNet of an inpainting pipeline also takes the masked image.
+            raise InputError(
+                f"the {self.denoiser} takes latents {list(latents.shape)}, but its noise is {list(noise.shape)}, so the"
+                " chain does not have all of its inputs"
+            )
         if STEPPING in self.models:
             latents = _only(run(STEPPING, {NOISE: noise, LATENTS: latents}))
         else:
@@ -110,6 +134,11 @@ class DenoisingChain:
         if DECODER in self.models:
             found[IMAGE] = _only(run(DECODER, {"latent_sample": self._unscale(latents)}))
         return found
+
+    @property
+    def batch(self) -> int:
+        """Return the number of images."""
+        return int(self.start[LATENTS].shape[0])
 
     @property
     def start_length(self) -> int:
@@ -129,7 +158,7 @@ class DenoisingChain:
             return feeds
         if self.packed:
             return self._condition_flux(texts, step)
-        feeds = {"timestep": np.full(_BATCH, step)}
+        feeds = {"timestep": np.full(self.batch, step)}
         clip = [texts[name] for name in _TEXT_ENCODERS[:2] if name in texts]
         if len(clip) == 2:
             states = np.concatenate([_penultimate(made) for made in clip], -1)
@@ -147,7 +176,7 @@ class DenoisingChain:
         height, width = (8.0 * size for size in self.start[LATENTS].shape[2:])
         count = count_time_ids(self.index)
         numbers = [height, width, 0.0, 0.0, *([height, width] if count > 5 else [_SCORE])]
-        feeds = {"time_ids": np.tile(np.asarray(numbers), (_BATCH, 1))}
+        feeds = {"time_ids": np.tile(np.asarray(numbers), (self.batch, 1))}
         if texts:
             feeds["encoder_hidden_states"] = np.concatenate([_penultimate(made) for made in texts.values()], -1)
         if "text_embeds" in texts.get("text_encoder_2", {}):
@@ -160,8 +189,8 @@ class DenoisingChain:
         places = np.stack([np.zeros(height * width), rows.ravel(), columns.ravel()], -1)
         feeds: dict[str, Array] = {
             # diffusers passes steps from 0 to 1.
-            "timestep": np.full(_BATCH, step / 1000),
-            "guidance": np.full(_BATCH, _GUIDANCE),
+            "timestep": np.full(self.batch, step / 1000),
+            "guidance": np.full(self.batch, _GUIDANCE),
             "img_ids": places,
             "txt_ids": np.zeros((self.start_length, places.shape[1])),
         }
@@ -175,9 +204,10 @@ class DenoisingChain:
 
     @property
     def _packed_size(self) -> tuple[int, int]:
-        """Return the height and width of Flux's latents in pieces. The image is square."""
-        side = round(self.start[LATENTS].shape[1] ** 0.5)
-        return side, side
+        """Return the height and width of Flux's latents in pieces. The image is as near to a square as possible."""
+        count = self.start[LATENTS].shape[1]
+        height = max(side for side in range(1, math.isqrt(count) + 1) if count % side == 0)
+        return height, count // height
 
     def _unscale(self, latents: Array) -> Array:
         """Convert the latents to the decoder's range, as the pipeline does."""
@@ -238,28 +268,75 @@ def make_chain(index: PipelineIndex, models: Mapping[str, LoadedModel]) -> Denoi
 
 def _draw_start(models: Mapping[str, LoadedModel], names: list[str], denoiser: LoadedModel) -> dict[str, Array]:
     """Draw token ids for each text encoder, and latents."""
+    sizes = _small_sizes(denoiser, _BATCH)
+    if (packed := denoiser.named_dims.get("packed_height_width")) is not None:
+        # If the range allows it, the latents are square, with a whole number of pieces on each side.
+        sizes["packed_height_width"] = packed.nearest_size(min(math.isqrt(packed.opt), _MOST_SIZE) ** 2)
+    latents = denoiser.samples(1, sizes)[denoiser.inputs[0].name]
     start: dict[str, Array] = {}
     for name in names:
         if name in _TEXT_ENCODERS:
-            start[name] = models[name].samples(0, _small_sizes(models[name]))["input_ids"]
-    sizes = _small_sizes(denoiser)
-    if "packed_height_width" in denoiser.named_dims:
-        # The latents are square, with a whole number of pieces on each side.
-        sizes["packed_height_width"] = min(int(denoiser.usual_sizes["packed_height_width"] ** 0.5), _MOST_SIZE) ** 2
-    start[LATENTS] = denoiser.samples(1, sizes)[denoiser.inputs[0].name]
-    return start
+            start[name] = models[name].samples(0, _small_sizes(models[name], latents.shape[0]))["input_ids"]
+    return {**start, LATENTS: latents}
 
 
-def _small_sizes(model: LoadedModel) -> dict[str, int]:
-    sizes = dict(model.usual_sizes)
-    for name, size in sizes.items():
+def _small_sizes(model: LoadedModel, batch: int) -> dict[str, int]:
+    """Choose the sizes of a part's dims.
+
+    Returns:
+        dim name -> allowed size that is nearest to a small size.
+    """
+    sizes = dict[str, int]()
+    for name, dim in model.named_dims.items():
         if name == "batch_size":
-            sizes[name] = _BATCH
+            size = batch
         elif name == "sequence_length":
-            sizes[name] = min(size, _MOST_TOKENS)
+            size = min(dim.opt, _MOST_TOKENS)
         else:
-            sizes[name] = min(size, _MOST_SIZE)
+            # A height may be the sum of several equal dims.
+            terms = max(
+                sum(term.name == name for term in whole.named_dims()) for spec in model.inputs for whole in spec.shape
+            )
+            size = min(dim.opt, max(_MOST_SIZE // terms, 1))
+        sizes[name] = dim.nearest_size(size)
     return sizes
+
+
+def require_fitting_feeds(name: str, model: LoadedModel, feeds: Arrays) -> dict[str, int]:
+    """Check that a part accepts the shapes that the parts before it return.
+
+    Args:
+        name: the part.
+
+    Returns:
+        the sizes of the part's named dims.
+
+    Raises:
+        InputError: an input is missing, or a size is not allowed.
+    """
+    sizes = dict[str, int]()
+    for spec in model.inputs:
+        if spec.name not in feeds:
+            raise InputError(f"the chain has no value for the input {spec.name!r} of {name}")
+        shape = feeds[spec.name].shape
+        fits = len(shape) == len(spec.shape)
+        for dim, size in zip(spec.shape, shape, strict=False):
+            named = dim.named_dims()
+            if not named:
+                fits &= dim.opt == size
+            elif len({term.name for term in named}) == 1 and named[0].name is not None:
+                # A sum may also have static terms.
+                own = size - sum(term.opt for term in dim.terms if not term.is_dynamic)
+                one = sizes.setdefault(named[0].name, own // len(named))
+                fits &= one * len(named) == own and one in named[0].allowed_sizes()
+        if not fits:
+            raise InputError(f"{name} takes {spec.name} {_describe_shape(spec)}, but the chain passes {list(shape)}")
+    return sizes
+
+
+def _describe_shape(spec: InputSpec) -> str:
+    parts = [f"{dim.min} to {dim.max}" if dim.is_dynamic or dim.terms else str(dim.opt) for dim in spec.shape]
+    return f"[{', '.join(parts)}]"
 
 
 @dataclass(frozen=True)
@@ -312,12 +389,23 @@ def _make_scheduler(index: PipelineIndex, latents: Array) -> _Scheduler:
     Returns:
         the scheduler. If a method can't be traced or draws random numbers, a note says so, and the step is replaced by
         subtracting the noise.
+
+    Raises:
+        LoadError: the scheduler can't be loaded, or it can't set its time steps.
+        RuntimeUnavailable: a package that the scheduler needs is not installed.
     """
     scheduler = load_scheduler(index)
     if scheduler is None:
         return _Scheduler({}, float(_STEPS), 1.0, ("the pipeline has no scheduler, so the step subtracts the noise",))
     dynamic = getattr(scheduler.config, "use_dynamic_shifting", False)
-    scheduler.set_timesteps(_STEPS, **({"mu": _SHIFT} if dynamic else {}))
+    try:
+        scheduler.set_timesteps(_STEPS, **({"mu": _SHIFT} if dynamic else {}))
+    except Exception as error:
+        # The errors of diffusers share no base class.
+        raise LoadError(
+            f"the scheduler {type(scheduler).__name__} can't set {_STEPS} steps: {type(error).__name__}:"
+            f" {first_line(error, '')}"
+        ) from error
     # A scheduler that knows its first step does not search for the time step.
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(0)
@@ -328,6 +416,8 @@ def _make_scheduler(index: PipelineIndex, latents: Array) -> _Scheduler:
         try:
             models = _trace_scheduler(scheduler, first, example)
         except (ExportError, InputError, LoadError):
+            if not hasattr(scheduler, "sigmas"):
+                raise
             # Some schedulers compare numbers of their schedule in Python, which a trace of tensors can't contain.
             scheduler.sigmas = scheduler.sigmas.tolist()
             models = _trace_scheduler(scheduler, first, example)

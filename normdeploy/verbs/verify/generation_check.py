@@ -450,7 +450,7 @@ def _judge_step(step: int, token: int, logits: Array, reference: Array, error: A
         worst = int(np.nan_to_num(error / allowed, nan=0.0, posinf=np.inf).argmax())
     verdict: Verdict
     # The error of a logit is 0 if neither value is finite, so such logits are compared by themselves. The distance of
-    # two infinite logits is NaN, which is no tie.
+    # two infinite logits is NaN, and NaN is not a tie.
     wrong = nonfinite_mismatch(logits, reference).any() or (error > allowed).any()
     if wrong or (choice != token and not gap <= bound):
         verdict = "fail"

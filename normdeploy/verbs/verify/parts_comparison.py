@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
-from ...loading import find_part_files
+from ...loading import find_part_dims, find_part_files
 from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
 from ...loading.huggingface_tasks import ALL_PARTS
@@ -24,9 +24,11 @@ from ..arguments.argument_validation import take_fields_as_arguments
 from ..stage_progress import prefix_progress
 from . import verify_options
 from .comparison_result import Comparison
+from .compute_budget import ComparisonBudget
 from .copied_files import CopiedFiles, compare_copied_files
 from .denoising_chain import make_chain
 from .denoising_step import compare_step
+from .policy_file import read_policy
 from .reference_loading import load_judged_model
 from .verify_function import verify
 
@@ -114,8 +116,11 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     keeps_models = (path / PIPELINE_INDEX).is_file()
     comparisons: dict[str, Comparison] = {}
     models: dict[str, LoadedModel] = {}
+    ranges = _split_dims(path, files, call) if keeps_models and call.dims else {}
     for part, name in files.items():
         own: LoadKeywords = {**call.load_keywords, "part": part}
+        if part in ranges:
+            own["dims"] = ranges[part]
         progress = prefix_progress(part, call.progress)
         try:
             if not keeps_models:
@@ -133,13 +138,32 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     notes = [f"not verified, because no part has this name: {', '.join(others)}"] if others else []
     step: Comparison | None = None
     copied = CopiedFiles()
+    limits = list[str]()
     if keeps_models:
         index = read_pipeline_index(path, trust=call.trust)
         copied = compare_copied_files(index, place)
-        paths = {part: place / name for part, name in files.items()}
-        step, why = _compare_step(index, models, paths, comparisons, call)
-        notes += [f"the denoising step was not compared: {why}"] if why else []
-    return PartsComparison(comparisons, tuple(notes), step, copied.faults, copied.limits)
+        step, why = _compare_step(
+            index, models, {part: place / name for part, name in files.items()}, comparisons, call
+        )
+        limits = [*copied.limits, *([f"the denoising step was not compared: {why}"] if why else [])]
+    return PartsComparison(comparisons, tuple(notes), step, copied.faults, tuple(limits))
+
+
+def _split_dims(path: Path, parts: Iterable[str], call: verify_options.VerifyPartsCall) -> dict[str, list[str]]:
+    """Give the ranges of dims to the parts of a pipeline that have these dims, as ``export_parts`` does.
+
+    Returns:
+        part -> ranges of its own dims.
+
+    Raises:
+        InputError: a dim is not in any part.
+    """
+    known = find_part_dims(path, trust=call.trust, imports=call.imports)
+    names = {text: text.partition("=")[0].strip() for text in call.dims}
+    every = sorted(set().union(*known.values()))
+    if foreign := [name for name in names.values() if name not in every]:
+        raise InputError(f"the dim {foreign[0]!r} is not in any part; the parts have the dims {', '.join(every)}")
+    return {part: [text for text, name in names.items() if name in known[part]] for part in parts}
 
 
 def _compare_step(
@@ -152,17 +176,20 @@ def _compare_step(
     """Compare the first denoising step of a pipeline.
 
     Returns:
-        (comparison, ""), or (None, reason) if there is no rule for these files.
+        (comparison, ""), or (None, reason) if there is no rule for these files, or the chain can't run.
     """
+    if call.tolerance or call.metric or (call.policy is not None and read_policy(call.policy).policy):
+        return None, "the given tolerances and metrics are for the outputs of one part, not for a chain of parts"
     for name, comparison in comparisons.items():
         if any(result.precision or result.steps is not None for result in comparison.results):
             return None, f"{name} is in half precision or quantized, and only float32 files have a rule for the step"
-    chain = make_chain(index, models)
-    if chain is None:
-        return None, "the pipeline has neither a UNet nor a transformer"
     if call.progress is not None:
         call.progress("denoising step", 0, 0)
     try:
-        return compare_step(chain, files, call.max_seconds), ""
+        chain = make_chain(index, models)
+        if chain is None:
+            return None, "the pipeline has neither a UNet nor a transformer"
+        return compare_step(chain, files, ComparisonBudget(call.max_seconds, call.max_memory)), ""
     except NormdeployError as error:
-        raise type(error)(f"the denoising step: {error}") from error
+        # The parts have their verdicts, so an error of the chain does not end the comparison.
+        return None, str(error)

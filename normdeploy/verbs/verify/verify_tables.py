@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .parts_comparison import PartsComparison
 
 # Title of the table of a pipeline's denoising step.
-STEP_TITLE = "one denoising step, from token ids to the image"
+STEP_TITLE = "one denoising step"
 # Width of a terminal, in columns, from which the full table is printed.
 _WIDE = 100
 
@@ -169,8 +169,11 @@ def parts_verdict(result: PartsComparison) -> Text:
     """
     faults = "".join(f"{line}\n" for line in describe_faults(result))
     notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
-    verdict = escape_line(summarize_parts(result))
-    return Text(faults, style="red").append(notes, style="yellow").append(verdict, style="green" if result else "red")
+    return (
+        Text(faults, style="red")
+        .append(notes, style="yellow")
+        .append(escape_line(summarize_parts(result)), style="green" if result else "red")
+    )
 
 
 def describe_faults(result: PartsComparison) -> list[str]:
@@ -199,9 +202,9 @@ def summarize_parts(result: PartsComparison) -> str:
     if result.faults:
         some = "1 other file is" if len(result.faults) == 1 else f"{len(result.faults)} other files are"
         step += f"; {some} wrong: {result.faults[0]}"
-    if failing:
-        return f"{len(failing)} of {count} parts fail: {', '.join(failing)}{step}"
     limits = "".join(f"; {limit}" for limit in result.limits)
+    if failing:
+        return f"{len(failing)} of {count} parts fail: {', '.join(failing)}{step}{limits}"
     return f"all {count} parts are verified{step}{limits}"
 
 
