@@ -68,7 +68,7 @@ def find_adaptive_norm(graph: Graph, node: gs.Node) -> AdaptiveNorm | None:
         return None
     if any(d is None or is_invented_name(d) for d in layout):
         return None
-    # Data for each element of (N, tokens, width) modulate a LayerNorm of tokens. Such a norm does not normalize channels.
+    # Data for each element of (N, tokens, width) modulate a LayerNorm of tokens, and channels are not normalized.
     if node.op == "LayerNormalization" and layout == norm.shape and len(layout) == 3:
         return None
     if any(graph.dtype(t) != graph.dtype(node.inputs[0]) for t in (scale, shift)):
