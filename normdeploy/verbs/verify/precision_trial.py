@@ -182,8 +182,9 @@ class PrecisionTrial:
             lambda seed: self._reference.float64_runner.run_perturbed(feeds, self._unit, seed),
             reference,
             integers,
-            reordered or partial(self._run_rounded, feeds),
+            partial(self._run_rounded, feeds),
             may_draw,
+            reordered=reordered,
         )
         bounds = None
         if self._each and not (self._quantized_alone and self.tallying.rules_decide):
