@@ -1,6 +1,6 @@
 """Bound the error of each element of a floating output, by random roundings of the reference and by eager's own error.
 
-    error[i] ≤ 4 · max(ρ · s[i], e[i]) + c[i]        s[i] = spread[i] + ulp(reference[i])
+    error[i] ≤ 4 · max(ρ · s[i], e[i])        s[i] = spread[i] + ulp(reference[i])
 
 - ``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at
   random (``runtimes.rounding_noise``). It is large where a result depends on roundings, such as x − mean of a constant
@@ -10,9 +10,6 @@
   round more than once. It is at most 8, so that one unusual element of eager does not loosen the bound of all other
   elements.
 - The factor 4 is a margin: two correct evaluations round differently, like two random draws.
-- ``c`` is the largest |run − reference| over runs that order values by scores with a margin, where it exceeds the
-  spread; else 0. These runs (`RoundingRunner.run_reordered`) are made only if an element exceeds the rest of the bound.
-  They contain the margin, so c counts once.
 
 A few runs are made for every case. If a runtime exceeds the bound, more runs are made before the runtime fails. The
 reason: rounding may decide between two choices, such as at a tie. Only some runs then take the second choice, and a few
@@ -47,7 +44,6 @@ class ErrorBounds:
         eager: Outputs,
         rounded: Callable[[int], Outputs],
         may_draw: Callable[[], bool] = lambda: True,
-        reordered: Callable[[int], Outputs] | None = None,
     ) -> None:
         """Run the reference with roundings, at least once.
 
@@ -56,18 +52,14 @@ class ErrorBounds:
             eager: output -> value in the model's type.
             rounded: runs the reference with roundings that depend on a seed.
             may_draw: returns whether there is time for more than the first run.
-            reordered: runs the reference with the same roundings, and orders values by scores with a margin. None: the
-                model orders no values.
         """
-        self._rounded, self._reordered = rounded, reordered
-        self._reordered_runs = 0
+        self._rounded = rounded
         self._runs = 0
         self._may_draw = may_draw
         self._reference = {name: value for name, value in reference.items() if value.dtype.kind not in "iub"}
         self.outputs = tuple(self._reference)
         # Spreads are float32: they are magnitudes, and outputs may be large.
         self._spread = {name: np.zeros(value.shape, np.float32) for name, value in self._reference.items()}
-        self._reordered_spread = {name: np.zeros_like(spread) for name, spread in self._spread.items()}
         self._dtypes = {name: eager[name].dtype for name in self._reference}
         self._eager = {name: _finite_distance(eager[name], value) for name, value in self._reference.items()}
         self._run_more_roundings(1)
@@ -81,17 +73,6 @@ class ErrorBounds:
             for name, reference in self._reference.items():
                 np.maximum(self._spread[name], _finite_distance(run[name], reference), out=self._spread[name])
         self._runs += runs
-
-    def _reorder_runs(self) -> None:
-        """Repeat the runs with values ordered by scores with a margin."""
-        if self._reordered is None:
-            return
-        for seed in range(self._reordered_runs, self._runs):
-            run = self._reordered(seed)
-            for name, reference in self._reference.items():
-                away = self._reordered_spread[name]
-                np.maximum(away, _finite_distance(run[name], reference), out=away)
-        self._reordered_runs = self._runs
 
     def rounding_units(self, output: str) -> Array:
         """Compute s of every element (see the module's docstring).
@@ -130,17 +111,13 @@ class ErrorBounds:
             if not self._may_draw():
                 break
             self._run_more_roundings(self._runs)
-            self._reorder_runs()
             bound = self._bound_of_elements(output, ratio)
         return bound
 
     def _bound_of_elements(self, output: str, ratio: float) -> Array:
-        rounded = EAGER_MULTIPLE * np.maximum(
+        return EAGER_MULTIPLE * np.maximum(
             min(max(ratio, 1.0), MOST_RATIO) * self.rounding_units(output), self._eager[output]
         )
-        # Runs with the same seeds have the same roundings, so only another order can make this spread the larger one.
-        away = self._reordered_spread[output]
-        return rounded + np.where(away > self._spread[output], away, np.float32(0))
 
 
 def has_lost_all_digits(value: Array, reference: Array) -> bool:

@@ -1,10 +1,9 @@
 """Bound the distance of two evaluations of one function, by runs of one evaluation with every value perturbed.
 
-    |other − right| ≤ 4 · d + 6 · √N · u · |y| + c
+    |other − right| ≤ 4 · d + 6 · √N · u · |y|
 
 d is the largest change in an element's row (the last axis), y the row's largest element, N the number of nodes and u
-the unit roundoff. c is the change of the element itself that only runs with a margin for choices show (see
-`compare.error_bounds`).
+the unit roundoff.
 """
 
 from __future__ import annotations
@@ -60,23 +59,18 @@ def explained_error(right: Array, moved: Array, relative: float) -> Array:
     return _DRAWS_APART * largest_of_rows(moved) + relative * largest_of_rows(finite_magnitude(right))
 
 
-def find_unexplained(
-    value: Array, right: Array, moved: Array, relative: float, chosen: Array | float = 0.0
-) -> Verdict | None:
+def find_unexplained(value: Array, right: Array, moved: Array, relative: float) -> Verdict | None:
     """Find the largest error among the elements whose error rounding does not explain.
 
     If perturbed runs change an integer, every integer passes at that place. Rounding then decides a choice, and another
     choice may give any integer.
-
-    Args:
-        chosen: change of each element that only runs with a margin for choices show.
 
     Returns:
         verdict on that element, or None if rounding explains all elements.
     """
     if right.dtype.kind in "iub":
         # The last axis may be the batch, so a change explains no other element of its row.
-        allowed = np.where(np.maximum(moved, chosen) > 0, np.inf, 0.0)
+        allowed = np.where(moved > 0, np.inf, 0.0)
     else:
-        allowed = explained_error(right, moved, relative) + chosen
+        allowed = explained_error(right, moved, relative)
     return farthest_beyond_bound(absolute_difference(value, right), allowed)

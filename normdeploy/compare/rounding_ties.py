@@ -32,20 +32,19 @@ class RoundingTies:
         eager: Outputs,
         rounded: Callable[[int], Outputs] | None = None,
         may_draw: Callable[[], bool] = lambda: True,
-        *,
-        reordered: Callable[[int], Outputs] | None = None,
     ) -> None:
         """Store the functions; the reference runs later, only when needed.
 
         Args:
             perturbed: runs the reference with every value off by a few units; takes a seed.
             rounded: runs the reference with each intermediate rounded and equal values in random order; takes a seed.
-            reordered: runs the reference as ``rounded`` does, but orders values with a margin; takes a seed. Such a run
-                separates numbers that underflow in ``rounded``, so that both are needed.
             may_draw: returns whether there is time for another run.
         """
         self._may_draw = may_draw
-        self._runners = [run for run in (perturbed, rounded, reordered) if run is not None]
+        if rounded is None:
+            self._runners = [perturbed]
+        else:
+            self._runners = [perturbed, rounded]
         self._reference = reference
         self._others = [eager]
 

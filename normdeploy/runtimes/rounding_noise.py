@@ -14,12 +14,6 @@ convolution with a bias), most roundings of the running sums go in the same dire
 in the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2). This error depends on the
 data, so `float32_sum_error` computes it: it adds the row up as such a kernel does.
 
-In a separate kind of run (`RoundingRunner.run_reordered`), operators that order values (topk, sort, argmax) choose by
-scores whose error is `CHOICE_MARGIN` times the drawn error. The reason: outputs of another correct evaluation may be so
-far away (`compare.error_bounds`), so its scores may be too, and a near-tie that small roundings never reverse may be
-reversed there. Only the order is changed in this way; the ordered values keep the drawn error. These runs already
-contain the margin. So an allowed error counts the changes that only these runs show once, without another margin.
-
 A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). All bins of a frame have the same
 rounding error, even bins in which the products cancel.
 """
@@ -35,7 +29,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..dtypes import UNIT_ROUNDOFF
-from ..model import LoadedModel
 from ..types import Arrays
 from . import RunResult
 from .data_independent import DataIndependent
@@ -85,10 +78,6 @@ _AS_OPERAND = split_op_names("silu gelu mish hardswish softplus log_sigmoid sin 
 _ORDERS = split_op_names("topk sort argsort argmax argmin kthvalue")
 _ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1"}
 _ALIASES |= {"special_log1p": "log1p", "special_log_softmax": "log_softmax", "special_softmax": "softmax"}
-# Operators that choose one of two overloads: the largest value with its index, and the larger of two operands.
-_EXTREMES = split_op_names("max min")
-# Error of the scores by which another correct evaluation chooses, in units of the drawn error.
-CHOICE_MARGIN = 4
 # Absolute noise that separates equal zeros. It is too small to change any other number.
 _APART = 1e-300
 # Operators that return numbers below the smallest normal number even for ordinary operands.
@@ -106,39 +95,7 @@ LANES = 8
 
 
 class RoundingRunner(Float64Runner):
-    """``Float64Runner`` that can also run with random roundings.
-
-    Attributes:
-        orders: whether the model orders values, so that `run_reordered` differs from `run_rounded`.
-    """
-
-    def __init__(self, model: LoadedModel) -> None:
-        super().__init__(model)
-        self.orders = any(map(_orders_values, self._graph.graph.nodes))
-        # Inputs of the last exact run, and the scores that its ordering operators read.
-        self._seen: Arrays | None = None
-        self._scores: dict[torch.fx.Node, torch.Tensor] = {}
-
-    def infer(self, feeds: Arrays) -> RunResult:
-        """Run the model once in float64, and keep the scores by which it chooses.
-
-        Returns:
-            Output name -> array; floating outputs are float64.
-
-        Raises:
-            InputError, NormdeployError: as for ``Float64Runner.infer``.
-        """
-        if not self.orders:
-            return super().infer(feeds)
-        plain = self._interpreter
-        scores: dict[torch.fx.Node, torch.Tensor] = {}
-        self._interpreter = partial(_ScoreRecorder, settled=self._settled, scores=scores)  # type: ignore[assignment]
-        try:
-            outputs = super().infer(feeds)
-        finally:
-            self._interpreter = plain
-        self._seen, self._scores = feeds, scores
-        return outputs
+    """``Float64Runner`` that can also run with random roundings."""
 
     def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
         """Run the model once with random roundings, different ones for each ``seed``.
@@ -153,84 +110,27 @@ class RoundingRunner(Float64Runner):
         Raises:
             InputError, NormdeployError: as for ``infer``.
         """
-        return self._run_with_noise(feeds, seed, half, {})
-
-    def run_reordered(self, feeds: Arrays, seed: int) -> RunResult:
-        """Run the model as `run_rounded` does, but order values by scores with `CHOICE_MARGIN` times the drawn error.
-
-        The same ``seed`` gives the same roundings.
-
-        Returns:
-            Output name -> array; floating outputs are float64. They equal those of `run_rounded` unless the order of
-            values is different.
-
-        Raises:
-            InputError, NormdeployError: as for ``infer``.
-        """
-        if self.orders and self._seen is not feeds:
-            self.infer(feeds)
-        return self._run_with_noise(feeds, seed, None, self._scores)
-
-    def _run_with_noise(
-        self, feeds: Arrays, seed: int, half: torch.dtype | None, scores: dict[torch.fx.Node, torch.Tensor]
-    ) -> RunResult:
         plain = self._interpreter
         # In half precision, kernels differ in which intermediate results they round.
         if half is None:
             settled = self._settled
         else:
             settled = DataIndependent[torch.fx.Node]()
-        self._interpreter = partial(  # type: ignore[assignment]
-            _RoundingInterpreter, half=half, seed=seed, settled=settled, scores=scores
-        )
+        self._interpreter = partial(_RoundingInterpreter, half=half, seed=seed, settled=settled)  # type: ignore[assignment]
         try:
-            return super().infer(feeds)
+            return self.infer(feeds)
         finally:
             self._interpreter = plain
-
-
-class _ScoreRecorder(WideningInterpreter):
-    """Interpreter that keeps the operands of operators that order values."""
-
-    def __init__(
-        self,
-        module: torch.fx.GraphModule,
-        settled: DataIndependent[torch.fx.Node],
-        scores: dict[torch.fx.Node, torch.Tensor],
-    ) -> None:
-        super().__init__(module, settled)
-        self._scores = scores
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node, and keep its operand if it orders values.
-
-        Returns:
-            The node's value.
-        """
-        if _orders_values(n) and isinstance(n.args[0], torch.fx.Node):
-            read = self.env[n.args[0]]
-            if _is_floating_tensor(read):
-                # A later operator may write to the tensor.
-                self._scores[n] = read.clone()
-        return super().run_node(n)
 
 
 class _RoundingInterpreter(WideningInterpreter):
     """Interpreter that disturbs operands and results of each operator by random roundings."""
 
     def __init__(
-        self,
-        module: torch.fx.GraphModule,
-        half: torch.dtype | None,
-        seed: int,
-        settled: DataIndependent[torch.fx.Node],
-        scores: dict[torch.fx.Node, torch.Tensor],
+        self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int, settled: DataIndependent[torch.fx.Node]
     ) -> None:
         super().__init__(module, settled)
         self._half = half
-        # Node that orders values -> its operand without roundings; empty if values are ordered as drawn.
-        self._scores = scores
-        self._node: torch.fx.Node | None = None
         self._op = ""
         self._unit = 0.0
         # SFC64 is three times as fast as torch's generator.
@@ -242,8 +142,13 @@ class _RoundingInterpreter(WideningInterpreter):
         Returns:
             The node's value.
         """
-        self._node = n
-        self._op = _op_name(n)
+        schema = getattr(n.target, "_schema", None)
+        # An operator that writes to its operand has no separate result to disturb.
+        if schema is None or schema.is_mutable:
+            self._op = ""
+        else:
+            self._op = schema.name.partition("::")[2].removesuffix("_copy")
+        self._op = _ALIASES.get(self._op, self._op)
         if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node):
             value = n.args[0].meta.get("val")
         else:
@@ -282,8 +187,6 @@ class _RoundingInterpreter(WideningInterpreter):
         Returns:
             The disturbed result.
         """
-        if self._node in self._scores:
-            return self._choose(self._node, args, kwargs)
         result = super().call_function(target, args, kwargs)
         if self._op in _ORDERS:
             return result
@@ -325,27 +228,6 @@ class _RoundingInterpreter(WideningInterpreter):
         if isinstance(result, tuple | list):
             return type(result)(self._add_result_noise(value, args) for value in result)
         return self._add_result_noise(result, args)
-
-    def _choose(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-        """Order values by scores that are `CHOICE_MARGIN` times as far from the exact scores as the drawn ones."""
-        target: Any = node.target
-        drawn, exact = args[0], self._scores[node]
-        # A settled integer is computed in the model's own types, without roundings.
-        if node in self._settled.integers or exact.shape != drawn.shape:
-            return super().call_function(target, args, kwargs)
-        away = (CHOICE_MARGIN - 1) * (drawn - exact)
-        scores = drawn + away.nan_to_num_(0.0, 0.0, 0.0)
-        result = super().call_function(target, (scores, *args[1:]), kwargs)
-        if not isinstance(result, tuple):
-            return result
-        places = [argument.name for argument in target._schema.arguments]
-        place = places.index("dim")
-        stated = args[place] if place < len(args) else target._schema.arguments[place].default_value
-        dim, indices = kwargs.get("dim", stated), result[1]
-        # Operators that return one value of each row may leave out the row's axis.
-        if indices.dim() < drawn.dim():
-            return torch.take_along_dim(drawn, indices.unsqueeze(dim), dim).squeeze(dim), indices
-        return torch.take_along_dim(drawn, indices, dim), indices
 
     def _add_result_noise(self, value: Any, args: Any) -> Any:
         """Add the roundings of the current operator, with arguments ``args``, to one of its results."""
@@ -460,26 +342,6 @@ class _RoundingInterpreter(WideningInterpreter):
         return max(
             (torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0
         )
-
-
-def _op_name(node: torch.fx.Node) -> str:
-    """Return the name of the node's operator; "" for other nodes, and for operators that write to their operands, which
-    have no separate result.
-    """
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.is_mutable:
-        return ""
-    name = schema.name.partition("::")[2].removesuffix("_copy")
-    return _ALIASES.get(name, name)
-
-
-def _orders_values(node: torch.fx.Node) -> bool:
-    """Return whether the node's operator orders the values of its first operand and returns indices."""
-    name = _op_name(node)
-    if name in _EXTREMES:
-        target: Any = node.target
-        return bool(target._schema.overload_name == "dim")
-    return name in _ORDERS
 
 
 def sum_roundings(terms: float) -> float:

@@ -83,18 +83,10 @@ def test_what_perturbations_explain() -> None:
     )
 
 
-def test_a_change_that_only_another_choice_explains_counts_once_and_for_its_element() -> None:
-    right, still, chosen = np.array([[1.0, 1.0]]), np.zeros((1, 2)), np.array([[0.0, 1.0]])
-    assert find_unexplained(right + np.array([[0.0, 1.0]]), right, still, 0.0, chosen) is None
-    assert find_unexplained(right + np.array([[0.0, 1.5]]), right, still, 0.0, chosen) is not None
-    assert find_unexplained(right + np.array([[1.0, 0.0]]), right, still, 0.0, chosen) is not None
-
-
 def test_an_integer_that_perturbations_move_may_be_any_other() -> None:
     right = np.array([[1, 2], [3, 4]])
     moved = np.array([[0.0, 1.0], [0.0, 0.0]])
     assert find_unexplained(right + np.array([[0, 7], [0, 0]]), right, moved, 0.0) is None
-    assert find_unexplained(right + np.array([[0, 7], [0, 0]]), right, np.zeros((2, 2)), 0.0, moved) is None
     assert find_unexplained(right + np.array([[7, 7], [0, 0]]), right, moved, 0.0) == Verdict(
         7.0, 0.0, (0, 0), beyond=1
     )

@@ -145,7 +145,7 @@ def require_expected_outputs(
                 " was written; --no-check (in Python check=False) writes the file"
             )
         given = dict(zip(run.outputs, values, strict=True))
-        if not _describe_difference(run, given, wanted.relative, {}, {}):
+        if not _describe_difference(run, given, wanted.relative, {}):
             continue
         model = model or reload()
         try:
@@ -159,9 +159,8 @@ def require_expected_outputs(
         accurate = expand_group_norms(proto) if message and runtime in TENSORRT else None
         if accurate is not None:
             values = perturbed_model.PerturbableModel(accurate).run_perturbed(run.feeds)
-            if not _describe_difference(
-                run, dict(zip(run.outputs, values, strict=True)), wanted.relative, effect.moved, effect.chosen
-            ):
+            accurate_outputs = dict(zip(run.outputs, values, strict=True))
+            if not _describe_difference(run, accurate_outputs, wanted.relative, effect.moved):
                 notes.append(
                     f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file matches PyTorch"
                 )
@@ -201,7 +200,7 @@ def _describe_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _describe_difference(
-    run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult, chosen: RunResult
+    run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult
 ) -> str | None:
     """Describe the first output that differs by more than rounding explains; None if there is no such output."""
     for output, right in run.outputs.items():
@@ -215,8 +214,8 @@ def _describe_difference(
             )
         if not right.size:
             continue
-        still = np.zeros(right.shape)
-        worst = find_unexplained(value, right, moved.get(output, still), relative, chosen.get(output, still))
+        room = moved.get(output, np.zeros(right.shape))
+        worst = find_unexplained(value, right, room, relative)
         if worst is not None:
             if worst.place:
                 at = f" at {list(worst.place)}"

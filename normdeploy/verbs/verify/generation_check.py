@@ -314,9 +314,6 @@ class _Reference:
         def cut(outputs: Mapping[str, Array]) -> dict[str, Array]:
             return {LOGITS: outputs[LOGITS][:, -count:]}
 
-        def run_reordered(seed: int) -> dict[str, Array]:
-            return cut(self._runner.run_reordered(feeds, seed))
-
         reference = cut(self._runner.infer(feeds))
         rounded = partial(self._runner.run_rounded, feeds, half=self._half)
         if self._half is None:
@@ -326,11 +323,7 @@ class _Reference:
             with HalfRunner(self._model, self._half) as runner:
                 eager = cut(runner.infer(feeds))[LOGITS]
         bounds = ErrorBounds(
-            reference,
-            {LOGITS: eager},
-            lambda seed: cut(rounded(seed=seed)),
-            lambda: self._clock.has_time(0.0),
-            run_reordered if self._half is None and self._runner.orders else None,
+            reference, {LOGITS: eager}, lambda seed: cut(rounded(seed=seed)), lambda: self._clock.has_time(0.0)
         )
         self._check_finite(prompts, reference[LOGITS])
         self._check_eager(prompts, run, reference[LOGITS], bounds)

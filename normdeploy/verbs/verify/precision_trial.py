@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -20,7 +20,6 @@ from ...errors import InputError
 from ...inputs.input_cases import DATASET, LENIENT, OWN_KINDS, InputCase, count_elements
 from ...precision.type_conversion import FORMATS
 from ...runtimes import RunResult
-from ...runtimes.rounding_noise import RoundingRunner
 from ...runtimes.torch_runners import HALVES
 from ...types import Array, Arrays
 from .case_answers import CaseAnswer, divides_zero_by_zero, is_comparable
@@ -177,14 +176,12 @@ class PrecisionTrial:
             self.tallying.measure_rules(self.eager, self.answers[-1], eager)
             return
         integers = {name: value for name, value in eager.items() if value.dtype.kind in "iub"}
-        reordered = self._make_reordered(feeds)
         ties = RoundingTies(
             lambda seed: self._reference.float64_runner.run_perturbed(feeds, self._unit, seed),
             reference,
             integers,
             partial(self._run_rounded, feeds),
             may_draw,
-            reordered=reordered,
         )
         bounds = None
         if self._each and not (self._quantized_alone and self.tallying.rules_decide):
@@ -193,7 +190,7 @@ class PrecisionTrial:
             if (wide := self._answer_in_bfloat16(case, feeds, eager, reference)) is not None:
                 own = wide
                 rounded = partial(self._reference.float64_runner.run_rounded, feeds, half=torch.bfloat16)
-            bounds = ErrorBounds(reference, own, rounded, may_draw, reordered)
+            bounds = ErrorBounds(reference, own, rounded, may_draw)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self.tallying.ratios[name] = max(self.tallying.ratios.get(name, 1.0), bounds.eager_ratio(name))
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and divides_zero_by_zero(eager, reference))
@@ -245,21 +242,6 @@ class PrecisionTrial:
 
     def _run_rounded(self, feeds: Arrays, seed: int) -> RunResult:
         return self._reference.float64_runner.run_rounded(feeds, seed, self._half_type)
-
-    def _make_reordered(self, feeds: Arrays) -> Callable[[int], RunResult] | None:
-        """Return the function that runs the reference with a margin for the order of values; None if there is no such
-        function: the model orders nothing, is an ONNX file, or is judged in half precision.
-        """
-        runner = self._reference.float64_runner
-        if not isinstance(runner, RoundingRunner) or not runner.orders or self._half_type is not None:
-            return None
-        return partial(self._run_reordered, feeds)
-
-    def _run_reordered(self, feeds: Arrays, seed: int) -> RunResult:
-        # The runner may have been released since the function was made.
-        runner = self._reference.float64_runner
-        assert isinstance(runner, RoundingRunner)
-        return runner.run_reordered(feeds, seed)
 
     def run_candidate(self, candidate: RuntimeCandidate) -> None:
         """Run a loaded candidate on every case, and keep it for judgment."""

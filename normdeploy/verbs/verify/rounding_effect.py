@@ -31,8 +31,7 @@ class RoundingEffect:
 
     Attributes:
         moved: output -> largest change of each element, at first the errors of ``beside``.
-        draws: number of draws. Each draw rounds the inner values once, and perturbs the parameters once. If the model
-            orders values, each draw also runs once with a margin for the order.
+        draws: number of draws. Each draw rounds the inner values once, and perturbs the parameters once.
     """
 
     def __init__(self, model: LoadedModel, feeds: Arrays, unit: float, beside: RunResult | None = None) -> None:
@@ -52,15 +51,7 @@ class RoundingEffect:
         self._exact = self._reference.infer(feeds)
         start = beside or self._exact
         self.moved = {output: absolute_difference(value, start[output]) for output, value in self._exact.items()}
-        self._reordered = {output: np.zeros(change.shape) for output, change in self.moved.items()}
         self.draws = 0
-
-    @property
-    def chosen(self) -> RunResult:
-        """Output -> largest change of each element in the runs with a margin for the order, where it exceeds ``moved``;
-        else 0.
-        """
-        return {name: np.where(away > self.moved[name], away, 0.0) for name, away in self._reordered.items()}
 
     def draw(self, count: int) -> None:
         """Draw ``count`` more random roundings."""
@@ -69,25 +60,23 @@ class RoundingEffect:
             perturbed = self._reference.run_perturbed(self._feeds, self._unit, seed)
             _enlarge(self.moved, rounded, self._exact)
             _enlarge(self.moved, perturbed, self._exact)
-            if self._reference.orders:
-                _enlarge(self._reordered, self._reference.run_reordered(self._feeds, seed), self._exact)
         self.draws += count
 
-    def find_beyond(self, find: Callable[[RunResult, RunResult], _Difference | None]) -> _Difference | None:
+    def find_beyond(self, find: Callable[[RunResult], _Difference | None]) -> _Difference | None:
         """Draw roundings until they explain a difference, or until `MOST_RUNS` draws do not explain it.
 
         Args:
-            find: finds a difference that is larger than ``moved`` and ``chosen`` explain.
+            find: finds a difference that is larger than ``moved`` explains.
 
         Returns:
             the unexplained difference, or None.
         """
         start = time.process_time()
         self.draw(_DRAWS)
-        difference = find(self.moved, self.chosen)
+        difference = find(self.moved)
         while difference is not None and self.draws < MOST_RUNS and time.process_time() - start < _MOST_SECONDS:
             self.draw(_DRAWS)
-            difference = find(self.moved, self.chosen)
+            difference = find(self.moved)
         return difference
 
 

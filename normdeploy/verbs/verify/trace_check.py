@@ -43,10 +43,9 @@ class TraceDifference:
 def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: BudgetClock) -> TraceDifference:
     """Run ``module`` and its trace on a few inputs, and compare the outputs.
 
-    The first input always runs, the other inputs run until the time is over. Each element may differ by
-    4 d + 6 √N u y + c. Here d is the change of its row under random roundings, and N is the number of nodes of the
-    trace. u is the unit roundoff, and y is the largest element of the row (`normdeploy.compare.perturbation`). c is the
-    change that only runs with a margin for choices show.
+    The first input always runs, the other inputs run until the time is over. Each element may differ by 4 d + 6 √N u y.
+    Here d is the change of its row under random roundings, and N is the number of nodes of the trace. u is the unit
+    roundoff, and y is the largest element of the row (`normdeploy.compare.perturbation`).
 
     Returns:
         the first difference, between module and trace or between two calls of the module; an empty record if there is
@@ -94,17 +93,13 @@ class _RoundingComparison:
         # Most modules equal their traces within the bound without random roundings, which are therefore drawn only if
         # needed.
         still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
-        if self._find_beyond_rounding(one, other, still, still) is None:
+        if self._find_beyond_rounding(one, other, still) is None:
             return None
         effect = RoundingEffect(self._model, feeds, self._unit)
         return effect.find_beyond(partial(self._find_beyond_rounding, one, other))
 
-    def _find_beyond_rounding(
-        self, one: RunResult, other: RunResult, moved: RunResult, chosen: RunResult
-    ) -> _OutputDifference | None:
-        every = (
-            _compare_outputs(name, one[name], other[name], moved[name], chosen[name], self._relative) for name in one
-        )
+    def _find_beyond_rounding(self, one: RunResult, other: RunResult, moved: RunResult) -> _OutputDifference | None:
+        every = (_compare_outputs(output, one[output], other[output], moved[output], self._relative) for output in one)
         return next(filter(None, every), None)
 
 
@@ -132,15 +127,13 @@ class _OutputDifference:
     second: str
 
 
-def _compare_outputs(
-    output: str, one: Array, other: Array, moved: Array, chosen: Array, relative: float
-) -> _OutputDifference | None:
+def _compare_outputs(output: str, one: Array, other: Array, moved: Array, relative: float) -> _OutputDifference | None:
     """Return the first difference beyond rounding, or None."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return _OutputDifference(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
     if not one.size:
         return None
-    worst = find_unexplained(one, other, moved, relative, chosen)
+    worst = find_unexplained(one, other, moved, relative)
     if worst is None:
         return None
     return _OutputDifference(output, *format_pair(one[worst.place], other[worst.place]))
