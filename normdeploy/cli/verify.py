@@ -67,7 +67,8 @@ def verify(
 
 
 def _is_limited(parity: Comparison) -> bool:
-    return bool(parity.limits or parity.word or parity.up_to is not None)
+    limited_tokens = parity.generation is not None and bool(parity.generation.limits)
+    return bool(parity.limits or parity.word or parity.up_to is not None or limited_tokens)
 
 
 def _print_verdict(parity: Comparison) -> None:

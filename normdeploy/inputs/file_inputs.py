@@ -221,6 +221,19 @@ def read_recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
         return {}
 
 
+def _keep_steps(stated: tuple[Dim, ...], recorded: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Apply the recorded steps to the dims that the user states, because a step is a condition of the model.
+
+    Raises:
+        InputError: a stated size is not a multiple of the step; the message names the nearest multiples.
+    """
+    kept = [
+        dim.with_step(math.lcm(dim.step, own.step)) if own.step > 1 and not dim.terms else dim
+        for dim, own in zip(stated, recorded, strict=False)
+    ]
+    return (*kept, *stated[len(kept) :])
+
+
 def _build_input_specs(
     file: Sequence[DeclaredInput],
     by_record: Mapping[str, InputSpec],
@@ -268,7 +281,8 @@ def _build_input_specs(
             if spec is None:
                 old = InputSpec(name, dtype, wish.shape)
             else:
-                old = replace(spec, dtype=dtype, shape=wish.shape)
+                shape = _keep_steps(wish.shape, spec.shape)
+                old = replace(spec, dtype=dtype, shape=shape)
             if wish.range is None:
                 spec = old
             else:

@@ -101,19 +101,23 @@ def pad_left(name: str, rows: Sequence[Sequence[int]], padding: int = 0) -> Prom
     return PromptBatch(name, ids, mask)
 
 
-def draw_prompts(vocabulary: int, length: int, seed: int, rows: int = 1) -> PromptBatch:
+def draw_prompts(vocabulary: int, length: int, seed: int, rows: int = 1, *, equal_lengths: bool = False) -> PromptBatch:
     """Draw prompts of random token ids.
 
     Args:
         vocabulary: number of token ids.
         length: tokens of the longest row. The other rows are shorter, if ``length`` is above 1.
         rows: number of rows.
+        equal_lengths: make all rows equally long, for a file that can't hide padding.
 
     Returns:
         The batch.
     """
     rng = np.random.default_rng(seed)
-    lengths = [length, *(int(n) for n in rng.integers(1, max(length, 2), rows - 1))]
+    if equal_lengths:
+        lengths = [length] * rows
+    else:
+        lengths = [length, *(int(n) for n in rng.integers(1, max(length, 2), rows - 1))]
     tokens = [rng.integers(0, vocabulary, size).tolist() for size in lengths]
     listed = " and ".join(map(str, lengths))
     if rows == 1:

@@ -314,7 +314,7 @@ def add_default_inputs(module: nn.Module, wishes: InputRequest) -> InputRequest:
         return wishes
     inputs, ranges = infer_default_inputs(module, None)
     stated = wishes.dims | wishes.single
-    dims = [f"{name}={dim.min}:{dim.opt}:{dim.max}" for name, dim in stated.items()]
+    dims = [f"{name}={dim.min}:{dim.opt}:{dim.max}:{dim.step}" for name, dim in stated.items()]
     return request_inputs(TraceableModel(module, inputs, ranges), (), dims) if inputs else wishes
 
 

@@ -7,7 +7,7 @@ reads the prompt with an empty cache. Each later run reads one token:
     logits [batch, new, vocabulary], present.*
 
 The output ``present.0.key`` of a run is the input ``past_key_values.0.key`` of the next run. A state whose size does
-not grow, such as that of a linear attention, begins with zeros.
+not grow, such as that of a convolution, begins with zeros.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POSITIONS = "position_ids"
 LOGITS = "logits"
 PAST = "past_key_values."
 # Start of the names of a cache's inputs -> start of the names of its outputs.
-_CACHES = {PAST: "present.", "past_conv.": "present_conv.", "past_recurrent.": "present_recurrent."}
+_CACHES = {PAST: "present.", "past_conv.": "present_conv."}
 _KNOWN = (IDS, MASK, POSITIONS)
 _HOW = "export the folder with --task text-generation-with-past"
 # Maximum number of names that a message lists.
@@ -116,6 +116,28 @@ def _list_names(names: Iterable[str]) -> str:
     return f"{', '.join(map(repr, every[:_NAMED]))}{', ...' if len(every) > _NAMED else ''}"
 
 
+def require_fitting_prompts(ports: DecoderPorts, prompts: PromptBatch) -> None:
+    """Check that a file can read prompts and then single tokens.
+
+    Raises:
+        InputError: the file fixes another batch size or number of tokens, or it can't hide padding.
+    """
+    length = ports.fixed_length
+    if length not in (None, 1):
+        raise InputError(
+            f"the file reads {length} tokens in each run, but a token that was generated is read alone; export it"
+            " with --dim seq=1:1:1, or with any number of tokens"
+        )
+    fixed = ports.fixed_batch
+    if fixed is not None and fixed != prompts.ids.shape[0]:
+        raise InputError(f"the file reads {fixed} prompts at once, but {prompts.ids.shape[0]} were passed")
+    if prompts.is_padded and not ports.takes_mask:
+        raise InputError(
+            f"the prompts have different lengths, but the file has no {MASK} to hide the padding; pass one prompt,"
+            " or prompts of the same length"
+        )
+
+
 class CachedDecoder:
     """Decoder with the cache of the tokens that it has read.
 
@@ -140,7 +162,7 @@ class CachedDecoder:
             InputError: the prompts do not fit the file, or the file does not run on them.
         """
         batch = prompts.ids.shape[0]
-        self._require_fitting_batch(prompts)
+        require_fitting_prompts(self._ports, prompts)
         self._cache = {name: self._empty_state(name, batch) for name in self._ports.cache}
         self._mask = np.zeros((batch, 0), np.int64)
         if self._ports.fixed_length == 1:
@@ -161,22 +183,6 @@ class CachedDecoder:
         column = np.asarray(tokens, np.int64)[:, None]
         return self._run(column, np.ones_like(column))
 
-    def _require_fitting_batch(self, prompts: PromptBatch) -> None:
-        length = self._ports.fixed_length
-        if length not in (None, 1):
-            raise InputError(
-                f"the file reads {length} tokens in each run, but a token that was generated is read alone; export it"
-                " with --dim seq=1:1:1, or with any number of tokens"
-            )
-        fixed = self._ports.fixed_batch
-        if fixed is not None and fixed != prompts.ids.shape[0]:
-            raise InputError(f"the file reads {fixed} prompts at once, but {prompts.ids.shape[0]} were passed")
-        if prompts.is_padded and not self._ports.takes_mask:
-            raise InputError(
-                f"the prompts have different lengths, but the file has no {MASK} to hide the padding; pass one prompt,"
-                " or prompts of the same length"
-            )
-
     def _empty_state(self, name: str, batch: int) -> Array:
         """Return the state before the first token. Axes of open size count tokens, so they are empty."""
         spec = self._ports.inputs[name]
@@ -195,7 +201,12 @@ class CachedDecoder:
         self._cache = {name: outputs[output] for name, output in self._ports.cache.items()}
         if self._ports.fixed_length == 1:
             self._clear_states(mask[:, -1] == 0)
-        return np.asarray(outputs[LOGITS])[:, -1]
+        logits = np.asarray(outputs[LOGITS])
+        if logits.ndim != 3:
+            raise InputError(
+                f"the output {LOGITS!r} is {list(logits.shape)}, but a decoder returns [batch, length, vocabulary]"
+            )
+        return logits[:, -1]
 
     def _clear_states(self, padded: Array) -> None:
         """Reset the states of rows that have read padding. A file that reads single tokens does not mask its states.

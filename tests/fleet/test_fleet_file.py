@@ -80,6 +80,14 @@ def test_the_steps_are_the_commands(tmp_path: Path) -> None:
     assert step.files["files/samples.npz"] == tmp_path / "samples.npz"
 
 
+def test_tokens_are_generated_with_onnx_files_alone(tmp_path: Path) -> None:
+    text = GOOD.replace('source = "one.pt2"', 'source = "one.pt2"\nverify = {generate = 4}')
+    jobs = {job.name: job for job in read_fleet_file(written(tmp_path, text)).iter_jobs()}
+    commands = {step.name: step.argv for step in job_steps_of(jobs["one/fp16"])}
+    assert "--generate" in commands["one/fp16/verify"]
+    assert "--generate" not in commands["one/fp16/ada/verify"]
+
+
 def test_name_of_a_package_model_is_a_source_without_files(tmp_path: Path) -> None:
     text = '[models.one]\nsource = "timm:resnet18.a1_in1k"\nexport = {model_arg = "pretrained=True"}\n'
     (tmp_path / "fleet.toml").write_text(text)

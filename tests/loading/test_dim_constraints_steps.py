@@ -148,6 +148,19 @@ def test_range_of_a_file_keeps_the_recorded_step(tmp_path: Path) -> None:
             verb(tmp_path / "m.onnx", dims=["height=4:10:64"])
 
 
+def test_run_refuses_a_stated_size_between_the_multiples(tmp_path: Path) -> None:
+    """Also where the user describes the input again, by its sizes, a dim's name or an array."""
+    normdeploy.export(Strided().eval(), inputs=INPUT, dims=["height=8:16:32:4"], output=tmp_path / "m.onnx")
+    array = np.zeros((1, 3, 10, 8), np.float32)
+    np.save(tmp_path / "x.npy", array)
+    said = "has the size 10, but its sizes must be multiples of 4"
+    for options in ({"stated_inputs": ["x[1,3,10,8]"]}, {"stated_inputs": [f"x={tmp_path / 'x.npy'}"]}):
+        with pytest.raises(InputError, match=said):
+            normdeploy.run(tmp_path / "m.onnx", **options)
+    with pytest.raises(InputError, match=said):
+        normdeploy.run(tmp_path / "m.onnx", {"x": array})
+
+
 def test_dim_sizes() -> None:
     dim = Dim("n", 64, 128, 1024, step=32)
     assert (dim.allowed_sizes()[:2], dim.allowed_sizes(65)[0]) == (range(64, 128, 32), 96)

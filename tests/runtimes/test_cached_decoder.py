@@ -78,22 +78,29 @@ def test_a_file_of_single_tokens_reads_prompts_one_by_one_and_resets_states_afte
     specs = [
         TensorSpec("input_ids", "int64", ("batch", 1)),
         TensorSpec("attention_mask", "int64", ("batch", "total")),
-        TensorSpec("past_recurrent.0", "float32", ("batch", 1)),
+        TensorSpec("past_conv.0", "float32", ("batch", 1)),
     ]
-    ports = find_decoder_ports("sum.onnx", specs, ["logits", "present_recurrent.0"])
+    ports = find_decoder_ports("sum.onnx", specs, ["logits", "present_conv.0"])
     lengths = []
 
     def add_up(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         # The padding's id 50 would stay in the sum.
         lengths.append(feeds["input_ids"].shape[1])
-        total = feeds["past_recurrent.0"] + feeds["input_ids"]
-        return {"logits": total[:, None], "present_recurrent.0": total.astype(np.float32)}
+        total = feeds["past_conv.0"] + feeds["input_ids"]
+        return {"logits": total[:, None], "present_conv.0": total.astype(np.float32)}
 
     decoder = CachedDecoder(add_up, ports)
     padded = pad_left("prompts", [[3, 4, 5], [9]], padding=50)
     np.testing.assert_array_equal(decoder.read_prompts(padded), [[12], [9]])
     np.testing.assert_array_equal(decoder.read_tokens(np.array([1, 1])), [[13], [10]])
     assert lengths == [1, 1, 1, 1]
+
+
+def test_logits_of_another_rank_are_refused() -> None:
+    ports = counting_ports()
+    decoder = CachedDecoder(lambda feeds: {"logits": np.zeros(3), **dict.fromkeys(ports.cache.values())}, ports)
+    with pytest.raises(InputError, match=r"'logits' is \[3\], but a decoder returns"):
+        decoder.read_prompts(pad_left("one", [[1]]))
 
 
 def test_a_file_of_another_fixed_length_is_refused() -> None:

@@ -53,7 +53,7 @@ _LEAST = {
 _SEVERAL = frozenset(
     {
         *("sources", "files", "engines", "runners", "calibrate", "compute_capabilities", "profiles", "fail_on"),
-        *("dims", "imports", "keep_float", "prompts"),
+        *("dims", "imports", "keep_float", "prompts", "prompt_ids"),
     }
 )
 _OPTIONAL = frozenset({"provider", "quantize", "calibration"})

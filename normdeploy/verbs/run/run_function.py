@@ -247,6 +247,7 @@ def run(call: RunCall) -> Inference:
                 feeds = dict(inputs)
             else:
                 feeds = _view_bfloat16(read_npz(inputs), opened.inputs)
+        if inputs is not None or call.stated_inputs:
             _require_recorded_steps(source, feeds)
         ready = time.perf_counter()
         outputs = opened.infer(feeds)

@@ -54,7 +54,7 @@ def require_token_options(call: RunCall) -> None:
         ("--prompt-ids", call.prompt_ids),
         ("--tokenizer", call.tokenizer),
     ]
-    used = [flag for flag, value in given if value]
+    used = [flag for flag, value in given if value is not None and len_of(value)]
     if call.generate is None:
         if used:
             raise InputError(f"{used[0]} is for generating tokens; add --generate N with the number of tokens")
@@ -72,9 +72,9 @@ def require_token_options(call: RunCall) -> None:
 
 
 def len_of(value: Any) -> int:
-    """Return the number of prompts in an option; 1 for a path."""
+    """Return the number of prompts in an option; 1 for a path or a text that is not empty."""
     if isinstance(value, str | os.PathLike):
-        return 1
+        return int(bool(os.fspath(value)))
     return len(value)
 
 
@@ -126,17 +126,17 @@ def _parse_ids(given: str | Sequence[int]) -> list[int]:
     """Return the token ids of a prompt.
 
     Raises:
-        InputError: an id is not a whole number of 0 or more.
+        InputError: an id is not a whole number of 0 or more that int64 holds.
     """
     if isinstance(given, str):
-        parts: Sequence[Any] = [part for part in given.replace(" ", ",").split(",") if part]
+        parts: Any = [part for part in given.replace(" ", ",").split(",") if part]
     else:
-        parts = list(given)
+        parts = given
     try:
         ids = [int(part) for part in parts]
     except (TypeError, ValueError):
         ids = [-1]
-    if not ids or min(ids) < 0:
+    if not ids or min(ids) < 0 or max(ids) > np.iinfo(np.int64).max:
         raise InputError(f"the prompt {given!r} is not a list of token ids; write numbers of 0 or more, such as 1,15,7")
     return ids
 

@@ -78,7 +78,8 @@ class Comparison(Renderable):
         A failure of eager mode itself does not count. It means that the model exceeds the range of its type (a row and
         a note say so), but files made from the model may still be right.
         """
-        return any(r.runtime not in OWN for r in self.results) and not self._is_wrong
+        generates = self.generation is None or bool(self.generation)
+        return any(r.runtime not in OWN for r in self.results) and not self._is_wrong and generates
 
     @property
     def _is_wrong(self) -> bool:
@@ -88,7 +89,7 @@ class Comparison(Renderable):
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
         runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
-        generates_wrongly = self.generation is not None and not self.generation
+        generates_wrongly = self.generation is not None and self.generation.is_wrong
         return not all(made) or not all(self.weights) or runs_nowhere or bool(self.trace) or generates_wrongly
 
     def __bool__(self) -> bool:
@@ -112,10 +113,12 @@ class Comparison(Renderable):
         They count neither for nor against a file. If nothing ran, all runtimes are returned. onnxruntime's CUDA
         provider and the built-in evaluators are not included, because the user does not name them.
         """
+        generated = self.generation.files if self.generation is not None else ()
+        tokens = tuple(NotRun(made.runtime, made.unrun, made.file) for made in generated if made.unrun)
         if self.outcome == "not run":
-            return self.not_run or (NotRun("every runtime", "no input was run"),)
+            return (*tokens, *self.not_run) or (NotRun("every runtime", "no input was run"),)
         unnamed = {*NAMES, STEPWISE, ROUNDED, UNROUNDED}
-        return tuple(m for m in self.not_run if m.file and m.runtime not in unnamed)
+        return (*tokens, *(m for m in self.not_run if m.file and m.runtime not in unnamed))
 
     @property
     def beyond_default(self) -> tuple[OutputResult, ...]:

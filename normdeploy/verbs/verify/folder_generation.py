@@ -34,8 +34,8 @@ def _require_folder(source: Any) -> Path:
     path = resolve_model_path(os.fspath(source))
     if detect_kind(path) is not FileKind.HUGGINGFACE:
         raise InputError(
-            f"--generate compares with a Hugging Face folder, but {os.fspath(source)!r} is none; pass the folder that"
-            " the file was exported from, or omit --generate"
+            f"--generate compares with a Hugging Face folder, but {os.fspath(source)!r} is not one; pass the folder"
+            " that the file was exported from, or omit --generate"
         )
     return path
 
@@ -60,11 +60,12 @@ def generate_from_folder(
     for file in files:
         # A wrong file is refused before the model is loaded.
         open_decoder(Path(file))
-    generator = FolderGenerator(path, trust=call.trust)
     try:
+        # This call also imports the modules that register operators, which the generator may need.
         model = load(path, trust=call.trust, imports=call.imports, task=GENERATION_TASK)
     except ExportError as error:
         raise ExportError(f"--generate needs the model without a cache, which can't be traced: {error}") from error
+    generator = FolderGenerator(path, trust=call.trust)
     return check_generation(
         model,
         generator,

@@ -31,7 +31,7 @@ import onnx
 from ...compare.element_errors import absolute_difference, first_true_index, nonfinite_mismatch
 from ...compare.error_bounds import MOST_RATIO, ErrorBounds
 from ...compare.ulp_spacing import EAGER_MULTIPLE
-from ...errors import InputError, NormdeployError
+from ...errors import InputError, NormdeployError, RuntimeUnavailable
 from ...graphs.declared_inputs import tensor_spec
 from ...graphs.decomposed_dequantize import has_code_casts
 from ...graphs.quantization_info import is_quantized
@@ -48,6 +48,7 @@ from ...runtimes.cached_decoder import (
     DecoderPorts,
     find_decoder_ports,
     follow_tokens,
+    require_fitting_prompts,
 )
 from ...runtimes.ort_runner import OrtRunner, ort_title
 from ...runtimes.rounding_noise import RoundingRunner
@@ -109,6 +110,25 @@ class DecoderFile:
         return ""
 
 
+class _DrawLimit:
+    """Limit on random roundings by the time.
+
+    Attributes:
+        reached: True if roundings were refused since this was last set to False.
+    """
+
+    def __init__(self, clock: BudgetClock) -> None:
+        self._clock = clock
+        self.reached = False
+
+    def allow(self) -> bool:
+        """Return whether there is time for another rounding."""
+        if self._clock.has_time(0.0):
+            return True
+        self.reached = True
+        return False
+
+
 @dataclass(frozen=True)
 class _Answer:
     """Eager's tokens for a batch of prompts, the reference logits in float64 and their allowed errors."""
@@ -117,6 +137,7 @@ class _Answer:
     tokens: Array
     reference: Array
     bounds: ErrorBounds
+    draws: _DrawLimit
 
 
 def check_generation(
@@ -156,6 +177,12 @@ def check_generation(
     tell = progress or (lambda stage, done, total: None)
     opened = [open_decoder(path) for path in files]
     batches, limits = _plan_prompts(model, generator, opened, count, seeds, inputs)
+    for file in opened:
+        for prompts in batches:
+            try:
+                require_fitting_prompts(file.ports, prompts)
+            except InputError as error:
+                raise InputError(f"{file.label}, {prompts.name}: {error}") from error
     made: list[FileGeneration] = []
     reasons: list[str] = []
     for half in dict.fromkeys(file.half_beside(model) for file in opened):
@@ -231,9 +258,12 @@ def _plan_prompts(
         batches = [read_prompts(given.name, given.feeds) for given in inputs]
         for prompts in batches:
             _require_room(prompts.ids.shape[1], count, room, source, prompts.name)
-            if (highest := int(prompts.ids.max())) >= generator.vocabulary or int(prompts.ids.min()) < 0:
+            lowest = int(prompts.ids.min())
+            highest = int(prompts.ids.max())
+            if lowest < 0 or highest >= generator.vocabulary:
+                wrong = lowest if lowest < 0 else highest
                 raise InputError(
-                    f"{prompts.name}: the token id {highest} is not among the model's {generator.vocabulary} tokens;"
+                    f"{prompts.name}: the token id {wrong} is not among the model's {generator.vocabulary} tokens;"
                     f" pass ids from 0 to {generator.vocabulary - 1}"
                 )
         return batches, []
@@ -242,11 +272,13 @@ def _plan_prompts(
     batch = next((f.ports.fixed_batch for f in files if f.ports.fixed_batch is not None), None)
     limits = list[str]()
     draw = partial(draw_prompts, generator.vocabulary, length)
+    takes_mask = all(f.ports.takes_mask for f in files)
+    if not takes_mask:
+        limits.append("without padding, because the file has no attention_mask")
     if batch is not None:
         limits.append(f"with {batch} prompts at once alone, which the file fixes")
-        return [draw(seed, batch) for seed in range(seeds)], limits
-    if not all(f.ports.takes_mask for f in files):
-        limits.append("without padding, because the file has no attention_mask")
+        return [draw(seed, batch, equal_lengths=not takes_mask) for seed in range(seeds)], limits
+    if not takes_mask:
         return [draw(seed) for seed in range(seeds)], limits
     return [draw(0), *(draw(seed, 2) for seed in range(seeds))], limits
 
@@ -322,13 +354,14 @@ class _Reference:
             # A file in half precision is judged beside eager mode in half precision. Its cache holds the same values.
             with HalfRunner(self._model, self._half) as runner:
                 eager = cut(runner.infer(feeds))[LOGITS]
-        bounds = ErrorBounds(
-            reference, {LOGITS: eager}, lambda seed: cut(rounded(seed=seed)), lambda: self._clock.has_time(0.0)
-        )
+        draws = _DrawLimit(self._clock)
+        bounds = ErrorBounds(reference, {LOGITS: eager}, lambda seed: cut(rounded(seed=seed)), draws.allow)
+        # The first roundings always suffice for a passing file.
+        draws.reached = False
         self._check_finite(prompts, reference[LOGITS])
         self._check_eager(prompts, run, reference[LOGITS], bounds)
         self.ratio = max(self.ratio, bounds.eager_ratio(LOGITS))
-        return _Answer(prompts, run.tokens, reference[LOGITS], bounds)
+        return _Answer(prompts, run.tokens, reference[LOGITS], bounds, draws)
 
     def _whole_feeds(self, whole: PromptBatch) -> dict[str, Array]:
         size = next(spec.shape[1] for spec in self._model.inputs if spec.name == IDS)
@@ -385,6 +418,7 @@ def _run_everywhere(
     for runtime, make in openers.items():
         rows: list[GeneratedRow] = []
         failure = ""
+        unrun = ""
         with ExitStack() as stack:
             try:
                 runner: Any = stack.enter_context(make())
@@ -392,15 +426,18 @@ def _run_everywhere(
                     decoder = CachedDecoder(runner.infer, file.ports)
                     logits = follow_tokens(decoder, answer.prompts, answer.tokens)
                     rows += _judge_rows(answer, logits, ratio)
+            except RuntimeUnavailable as error:
+                unrun = str(error)
             except NormdeployError as error:
                 failure = str(error)
-        yield FileGeneration(file=file.label, runtime=runtime, rows=tuple(rows), failure=failure)
+        yield FileGeneration(file=file.label, runtime=runtime, rows=tuple(rows), failure=failure, unrun=unrun)
 
 
 def _judge_rows(answer: _Answer, logits: Array, ratio: float) -> list[GeneratedRow]:
     if logits.shape != answer.reference.shape:
         raise InputError(f"its logits are {list(logits.shape)}, but the model's are {list(answer.reference.shape)}")
     error = absolute_difference(logits, answer.reference)
+    answer.draws.reached = False
     allowed = answer.bounds.allowed_error(LOGITS, ratio, error)
     rows = []
     for row, tokens in enumerate(answer.tokens):
@@ -423,6 +460,7 @@ def _judge_rows(answer: _Answer, logits: Array, ratio: float) -> list[GeneratedR
                 prompt=tuple(int(i) for i in answer.prompts.ids[row, seen]),
                 padding=int((~seen).sum()),
                 steps=tuple(steps),
+                undecided=answer.draws.reached,
             )
         )
     return rows

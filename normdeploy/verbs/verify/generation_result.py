@@ -52,6 +52,8 @@ class GeneratedRow:
         row: number of the prompt in its batch, from 1.
         prompt: token ids of the prompt, without padding.
         padding: number of padding tokens before the prompt.
+        undecided: True if fewer random roundings were drawn than the rule requires, for lack of time. A failure may
+            then pass with more time.
     """
 
     batch: str
@@ -59,6 +61,7 @@ class GeneratedRow:
     prompt: tuple[int, ...]
     padding: int
     steps: tuple[GeneratedStep, ...]
+    undecided: bool = False
 
     def __bool__(self) -> bool:
         return all(step.verdict != "fail" for step in self.steps)
@@ -100,20 +103,23 @@ class FileGeneration:
 
     Attributes:
         failure: reason why the file does not run; "" if it runs.
+        unrun: reason why the runtime can't run the file here, such as a missing kernel; "" if it can. The tokens are
+            then neither right nor wrong.
     """
 
     file: str
     runtime: str
     rows: tuple[GeneratedRow, ...]
     failure: str = ""
+    unrun: str = ""
 
     def __bool__(self) -> bool:
-        return not self.failure and all(self.rows)
+        return not self.failure and not self.unrun and all(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Result of ``verify --generate``; true if every file generates as eager mode does.
+    """Result of ``verify --generate``; true if every file ran and generates as eager mode does.
 
     Attributes:
         count: number of tokens after each prompt.
@@ -128,7 +134,13 @@ class Generation:
     limits: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.reference and bool(self.files) and all(self.files)
+        ran = {made.file for made in self.files if not made.unrun}
+        return not self.is_wrong and bool(self.files) and all(made.file in ran for made in self.files)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return whether a file fails, or the reference. A file that no runtime can run here does not fail."""
+        return bool(self.reference) or not all(made for made in self.files if not made.unrun)
 
     def describe_failures(self) -> Iterator[str]:
         """Describe each fault.
@@ -145,6 +157,16 @@ class Generation:
             for row in made.rows:
                 if (step := row.first_failure) is not None:
                     yield f"fail: {where}, {row.name}: {_describe_failure(step, row)}"
+
+    def describe_unrun(self) -> Iterator[str]:
+        """Describe each runtime that can't run a file here.
+
+        Yields:
+            One line for each file and runtime.
+        """
+        for made in self.files:
+            if made.unrun:
+                yield f"not run: {made.file} in {made.runtime}: {made.unrun}"
 
     def describe_ties(self) -> Iterator[str]:
         """Describe the first different token of each prompt whose differences rounding explains.
@@ -170,8 +192,12 @@ def _describe_choice(step: GeneratedStep) -> str:
 def _describe_failure(step: GeneratedStep, row: GeneratedRow) -> str:
     """Describe the first failing step, and the first different token."""
     text = f"the logits of token {step.step} are off by {step.error:.2e}, allowed {step.allowed:.2e}"
+    if row.undecided:
+        more = "; too few random roundings were drawn, for lack of time: this may pass with a larger --max-seconds"
+    else:
+        more = ""
     different = row.first_difference
     if different is None:
-        return f"{text}; all {len(row.steps)} tokens are equal to eager's"
+        return f"{text}; all {len(row.steps)} tokens are equal to eager's{more}"
     verdict = "a tie" if different.gap <= different.bound else "no tie"
-    return f"{text}; {_describe_choice(different)}, the bound is {different.bound:.2e}: {verdict}"
+    return f"{text}; {_describe_choice(different)}, the bound is {different.bound:.2e}: {verdict}{more}"

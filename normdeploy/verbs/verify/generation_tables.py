@@ -24,7 +24,13 @@ def show_generation(console: Console, generation: Generation) -> None:
         console.print(Text(line, style="red"))
     for line in generation.describe_ties():
         console.print(Text(line, style="yellow"))
-    console.print(Text(describe_generation(generation), style="green" if generation else "red"))
+    for line in generation.describe_unrun():
+        console.print(Text(line, style="yellow"))
+    if generation.is_wrong:
+        color = "red"
+    else:
+        color = "green" if generation else "yellow"
+    console.print(Text(describe_generation(generation), style=color))
 
 
 def _describe_row(row: GeneratedRow) -> list[str]:
@@ -48,6 +54,8 @@ def describe_generation(generation: Generation) -> str:
     """
     prompts = max((len(made.rows) for made in generation.files), default=0)
     limits = f" {'; '.join(generation.limits)};" if generation.limits else ""
+    if not generation and not generation.is_wrong:
+        return "the generated tokens were not compared, because a file did not run"
     if not generation:
         return (
             f"does NOT generate as eager mode does;{limits} {generation.count} tokens after each of {prompts} prompts"

@@ -30,6 +30,10 @@ def test_token_ids_are_continued(counting: Path, tmp_path: Path) -> None:
     assert "prompt 2: 10,11,0" in str(done)
 
 
+def test_one_text_of_token_ids_is_one_prompt(counting: Path) -> None:
+    assert normdeploy.run(counting, generate=1, prompt_ids="10").arrays["tokens"].tolist() == [[11]]
+
+
 def test_the_command_prints_and_reports_the_tokens(counting: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     arguments = ["run", str(counting), "--generate", "2", "--prompt-ids", "1,2", "--report", str(report)]
@@ -54,6 +58,9 @@ def test_arrays_give_prompts_and_random_tokens_replace_missing_prompts(counting:
         ({"generate": 0, "prompt_ids": ["1"]}, "generate is 0; pass a whole number of 1 or more"),
         ({"generate": 2, "prompts": "hello"}, "has no tokenizer"),
         ({"generate": 2, "prompt_ids": ["a"]}, "not a list of token ids"),
+        ({"generate": 2, "prompt_ids": np.array([[1, 2], [3, 4]])}, "not a list of token ids"),
+        ({"generate": 2, "prompt_ids": [1, 2]}, "the prompt 1 is not a list of token ids"),
+        ({"generate": 2, "prompt_ids": ["99999999999999999999"]}, "not a list of token ids"),
         ({"generate": 2, "prompt_ids": ["1"], "prompts": ["x"]}, "pass the prompts in one way"),
         ({"generate": 2, "stated_inputs": ["input_ids=0:3"]}, "pass --prompt or --prompt-ids"),
     ],

@@ -12,12 +12,15 @@ import torch
 from onnx import numpy_helper
 
 import normdeploy
-from normdeploy.errors import InputError
+from normdeploy.errors import InputError, RuntimeUnavailable
 from normdeploy.inputs.input_cases import NamedInputs
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.compute_budget import BudgetClock, processor_time
 from normdeploy.verbs.verify.generation_check import check_generation
 from normdeploy.verbs.verify.generation_result import Generation
+from normdeploy.verbs.verify.output_results import OutputResult
 from tests.decoders import (
     PAST_DIMS,
     PAST_INPUTS,
@@ -27,6 +30,7 @@ from tests.decoders import (
     EagerLoop,
     WithPast,
     WrongOffset,
+    counting_decoder,
     past_example,
     plain_example,
 )
@@ -205,3 +209,65 @@ def test_the_users_prompts_are_continued(model: LoadedModel, right: Path) -> Non
 def test_more_tokens_than_positions_are_refused(model: LoadedModel, right: Path) -> None:
     with pytest.raises(InputError, match=r"decoder.onnx takes 41; generate at most 41"):
         check_generation(model, EagerLoop(Decoder()), [right], count=50)
+
+
+def test_two_fixed_prompts_without_a_mask_have_equal_lengths(model: LoadedModel, tmp_path: Path) -> None:
+    proto = counting_decoder()
+    del proto.graph.input[1]
+    for value in proto.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = 2
+    onnx.save(proto, tmp_path / "two.onnx")
+    result = check_generation(model, EagerLoop(Decoder()), [tmp_path / "two.onnx"], count=2, seeds=1)
+    # The file counts, so its tokens are wrong, but it runs.
+    assert result.files[0].failure == ""
+    assert [row.padding for row in result.files[0].rows] == [0, 0]
+
+
+def test_prompts_that_a_file_can_not_read_are_an_error_of_the_call(model: LoadedModel, tmp_path: Path) -> None:
+    proto = counting_decoder()
+    for value in proto.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = 2
+    onnx.save(proto, tmp_path / "two.onnx")
+    given = NamedInputs("mine.npz", {"input_ids": np.array([[1, 7]])})
+    with pytest.raises(InputError, match=r"two.onnx, mine.npz: the file reads 2 prompts at once, but 1 were passed"):
+        check_generation(model, EagerLoop(Decoder()), [tmp_path / "two.onnx"], count=2, inputs=[given])
+
+
+def test_a_runtime_without_a_kernel_is_not_run(
+    model: LoadedModel, right: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise RuntimeUnavailable("no kernel of Gemm for bfloat16")
+
+    monkeypatch.setattr("normdeploy.verbs.verify.generation_check.OrtRunner", refuse)
+    result = check(model, right, seeds=1)
+    assert not result
+    assert not result.is_wrong
+    assert not list(result.describe_failures())
+    assert "no kernel of Gemm" in next(result.describe_unrun())
+    # The outputs pass, so the command's exit code is 3: nothing is wrong, but the tokens were not compared.
+    row = OutputResult("y", "onnxruntime", "float32", 1e-7, 1e-5, 4e-7, "pass", "seed 0", file="decoder.onnx")
+    comparison = Comparison((row,), (), ("seed 0",), generation=result)
+    assert comparison.outcome == "not run"
+    assert "no kernel of Gemm" in str(comparison.unrun[0])
+
+
+def test_a_failure_with_too_few_roundings_says_that_it_may_pass(
+    model: LoadedModel, right: Path, tmp_path: Path
+) -> None:
+    def change(name: str, array: np.ndarray) -> np.ndarray:
+        return array + np.float32(1e-3) if array.shape == (12, 16) else array
+
+    wrong = edit_weight(right, tmp_path / "wrong.onnx", change)
+    late = BudgetClock(0.0, begun=processor_time() - 1)
+    result = check_generation(model, EagerLoop(Decoder()), [wrong], count=2, seeds=1, clock=late)
+    assert "may pass with a larger --max-seconds" in next(result.describe_failures())
+    result = check_generation(model, EagerLoop(Decoder()), [wrong], count=2, seeds=1)
+    assert "--max-seconds" not in next(result.describe_failures())
+
+
+def test_a_negative_token_id_is_named(model: LoadedModel, tmp_path: Path) -> None:
+    onnx.save(counting_decoder(), tmp_path / "counting.onnx")
+    given = NamedInputs("mine.npz", {"input_ids": np.array([[-1, 7]])})
+    with pytest.raises(InputError, match="token id -1 is not among"):
+        check_generation(model, EagerLoop(Decoder()), [tmp_path / "counting.onnx"], count=2, inputs=[given])
