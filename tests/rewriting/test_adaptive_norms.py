@@ -120,21 +120,6 @@ def test_batch_norm_of_spade_folds_into_convolution(fuse: str, tmp_path: Path) -
     assert normdeploy.verify(result)
 
 
-class TokenModulation(nn.Module):
-    """A layer norm of tokens with scale and shift for each element of each token."""
-
-    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        return F.layer_norm(x, (CHANNELS,)) * (1 + scale) + shift
-
-
-def test_layer_norm_of_tokens_is_no_norm_of_channels(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    example = tuple(torch.randn(2, 5, CHANNELS) for _ in range(3))
-    result = normdeploy.export(TokenModulation().eval(), example, output=tmp_path / "net.onnx", fuse="portable")
-    assert [n.op_type for n in result.proto.graph.node if "Norm" in n.op_type] == ["LayerNormalization"]
-    assert normdeploy.verify(result)
-
-
 def test_onnxruntime_tries_the_body_of_an_adaptive_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial of the norm alone ran other nodes than the body's Reshape and InstanceNormalization."""
     tried = list[NormGrouping]()

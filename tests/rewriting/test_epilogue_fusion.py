@@ -260,6 +260,11 @@ LEFT: dict[str, tuple[dict[str, str], str, str]] = {
         "y",
         "n = LayerNormalization<axis = 3, epsilon = 1e-3>(x, one) m = Mul(n, s) y = Add(m, t)",
     ),
+    "adapted tokens": (
+        {"x": "N,5,8", "s": "N,5,8", "t": "N,5,8"},
+        "y",
+        "n = LayerNormalization<axis = -1, epsilon = 1e-3>(x, eights) m = Mul(n, s) y = Add(m, t)",
+    ),
     "adapted, a scale by place": (
         {"x": "N,8,5,2", "s": "N,8,1,1", "t": "N,8,1,1"},
         "y",

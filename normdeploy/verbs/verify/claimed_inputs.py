@@ -70,9 +70,9 @@ def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:
 
 def _narrows_dim(claim: Dim, dim: Dim) -> bool:
     """Return whether ``claim`` excludes a size of ``dim``."""
-    if claim.min > dim.min or claim.max < dim.max or dim.step % claim.step:
+    if claim.min > dim.min or claim.max < dim.max:
         return True
-    # A sum has no step itself, so its terms are compared.
+    # The terms of a sum have the steps; the only term of another dim is the dim itself.
     terms = claim.named_dims()
     own = dim.named_dims()
     if len(terms) != len(own):
