@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.huggingface import Family
+from benchmarks.huggingface import Family, made
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "generation.md"
@@ -116,24 +116,6 @@ FAMILIES = (
 )
 
 
-def made(family: Family, folder: Path) -> Path:
-    """Save the family's model. Its weights are the same at each call, and so large that the tokens vary.
-
-    Returns:
-        the folder.
-    """
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    model = getattr(transformers, family.model)(family.config(transformers)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(WEIGHTS * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return folder
-
-
 def measured_row(name: str) -> list[str]:
     """Export one family and compare its tokens.
 
@@ -148,7 +130,7 @@ def measured_row(name: str) -> list[str]:
     family, special = next(each for each in FAMILIES if each[0].name == name)
     start = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = made(family, Path(scratch) / "model")
+        folder = made(family, Path(scratch) / "model", spread=WEIGHTS)
         output = Path(scratch) / "model.onnx"
         stage = "export"
         try:

@@ -275,8 +275,11 @@ FAMILIES = (
 )
 
 
-def made(family: Family, folder: Path) -> Path:
+def made(family: Family, folder: Path, spread: float = 0.02) -> Path:
     """Save the family's model; its weights are the same at each call.
+
+    Args:
+        spread: standard deviation of the noise that is added to the initial weights.
 
     Returns:
         the folder.
@@ -289,7 +292,7 @@ def made(family: Family, folder: Path) -> Path:
     with torch.no_grad():
         # The library initializes gammas to 1 and betas to 0, which would hide lost ones.
         for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
+            parameter.add_(spread * torch.randn_like(parameter))
     model.save_pretrained(folder)
     if family.preprocessor:
         (folder / "preprocessor_config.json").write_text(json.dumps(family.preprocessor))

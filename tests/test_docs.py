@@ -193,9 +193,9 @@ def _words(text: str) -> Counter[str]:
     """The words of two letters and more, in whatever order: numbers differ between machines, and with them where a
     table breaks its lines.
 
-    Left out is what rounding or load decide: which input is the worst, where an error grows most, whether
-    onnxruntime's sums of one pass differ by more than rounding explains (they do on some CPUs only), and
-    what ``bench`` says of the machine and of the winner.
+    Words that rounding or load decide are left out. They name the worst input, the place where an error grows most,
+    and what ``bench`` says of the machine and of the winner. The note on onnxruntime's sums of one pass is left out
+    too, because these sums exceed their bound on some CPUs only.
     """
     winner = r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)"
     machine = r"\d+ rounds of warm-up.*?(?=^\$ |\Z)"

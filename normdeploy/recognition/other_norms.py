@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -29,13 +29,17 @@ _IN_STATISTIC = _ELEMENTWISE | VIEWS | REDUCTIONS | _WINDOWS | _PARTS | {"CumSum
 # Ops that write a sum as a matrix product.
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 # A matrix with more elements than this is not read as the weights of a sum.
-_MOST_WEIGHTS = 2**20
+_MOST_WEIGHTS = 2**26
+# Number of elements that are compared before the whole matrix, because most matrices are the weights of a layer.
+_FIRST_WEIGHTS = 64
 # Reductions whose result is even in their input.
 _EVEN_REDUCTIONS = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare", "LpPool"})
 # Division by a largest or smallest value scales data for quantization; it is not a norm.
 _RANGES = frozenset({"ReduceMax", "ReduceMin"})
 # Maximum numbers of nodes that are visited above a denominator and above a numerator. Norms have about 12 nodes.
 _UPWARD = 48
+# Maximum number of tensors above a numerator that are compared with the nodes of a statistic.
+_ANCESTORS = 256
 _NUMERATOR = 16
 # Layers into which the scale of an activation folds.
 _LINEAR = frozenset({"MatMul", "Gemm", "Conv"})
@@ -115,8 +119,9 @@ def _list_quotient(graph: Graph, node: gs.Node, covered: Collection[str]) -> Fin
             continue
         if any(output.name in covered for n in statistic.nodes for output in n.outputs):
             return None
+        own = _drop_numerator(graph, statistic, numerator)
         for kind, reason, applies in _CLASSES:
-            if applies(graph, statistic, numerator):
+            if applies(graph, own, numerator):
                 return Finding(
                     kind=kind,
                     status="refused",
@@ -135,6 +140,20 @@ def _list_quotient(graph: Graph, node: gs.Node, covered: Collection[str]) -> Fin
             "one group",
         )
     return None
+
+
+def _drop_numerator(graph: Graph, statistic: _Statistic, numerator: gs.Tensor) -> _Statistic:
+    """Drop the nodes that compute the numerator, because they are not a part of the statistic's own form."""
+    above: set[int] = set()
+    stack = [numerator]
+    while stack and len(above) < _ANCESTORS:
+        t = stack.pop()
+        node = graph.producer(t)
+        if id(t) in above or node is None:
+            continue
+        above.add(id(t))
+        stack += value_inputs(node)
+    return replace(statistic, nodes=[n for n in statistic.nodes if id(n.outputs[0]) not in above])
 
 
 def _spell(graph: Graph, nodes: Sequence[gs.Node]) -> str:
@@ -183,7 +202,8 @@ def _is_inverting(graph: Graph, node: gs.Node) -> bool:
         power = graph.known_value(node.inputs[1])
         return power is not None and bool((power < 0).all())
     if node.op == "Exp":
-        return True
+        factor = _read_log_power(graph, node)
+        return factor is not None and factor < 0
     return node.op == "Reciprocal" or (node.op == "Div" and graph.is_constant(node.inputs[0]))
 
 
@@ -192,12 +212,15 @@ def _is_in_statistic(graph: Graph, node: gs.Node) -> bool:
     if node.op in _PRODUCTS:
         return _is_sum(graph, node) or _is_product_with_itself(graph, node)
     if node.op == "Exp":
-        return _is_inverse_power(graph, node)
+        return _read_log_power(graph, node) is not None
     return node.op in _IN_STATISTIC
 
 
 def _is_sum(graph: Graph, node: gs.Node) -> bool:
-    """Return True for a matrix product or a pointwise Conv that adds its inputs up with equal weights."""
+    """Return True for a matrix product or a pointwise Conv that adds its inputs up with equal weights, also in groups.
+
+    In groups, the other weights are 0.
+    """
     weights = [t for t in node.inputs[:2] if graph.is_constant(t)]
     shape = graph.shape(weights[0]) if len(weights) == 1 else None
     if shape is None or not all(isinstance(n, int) for n in shape):
@@ -206,7 +229,19 @@ def _is_sum(graph: Graph, node: gs.Node) -> bool:
     if math.prod(sizes) > _MOST_WEIGHTS or (node.op == "Conv" and math.prod(sizes[2:]) != 1):
         return False
     value = graph.known_value(weights[0])
-    return value is not None and value.size > 1 and bool(np.ptp(value) == 0 and value.flat[0] != 0)
+    if value is None or value.ndim < 2 or not _has_one_weight(value.ravel()[:_FIRST_WEIGHTS]):
+        return False
+    used = value != 0
+    # A matrix may be transposed. A Conv sums over its second axis.
+    axes = (1,) if node.op == "Conv" else (-1, -2)
+    sums = any(bool((used.sum(axis) > 1).all()) for axis in axes)
+    return sums and _has_one_weight(value)
+
+
+def _has_one_weight(value: np.ndarray) -> bool:
+    """Return True if all elements other than 0 are equal."""
+    weights = value[value != 0]
+    return not weights.size or bool(np.ptp(weights) == 0)
 
 
 def _is_product_with_itself(graph: Graph, node: gs.Node) -> bool:
@@ -219,15 +254,25 @@ def _is_product_with_itself(graph: Graph, node: gs.Node) -> bool:
     return not first.isdisjoint(second)
 
 
-def _is_inverse_power(graph: Graph, node: gs.Node) -> bool:
-    """Return True for exp(c · log(v)) with a constant c below 0."""
-    scale = graph.producer(node.inputs[0])
-    if scale is None or scale.op not in ("Mul", "Div"):
-        return False
-    factors = [graph.known_value(t) for t in scale.inputs if graph.is_constant(t)]
-    makers = [graph.producer(t) for t in scale.inputs]
-    logarithm = any(maker is not None and maker.op == "Log" for maker in makers)
-    return logarithm and len(factors) == 1 and factors[0] is not None and bool((factors[0] < 0).all())
+def _read_log_power(graph: Graph, node: gs.Node) -> float | None:
+    """Return the sign of c for exp(c · log(v)) with a constant c; None for another node."""
+    sign = 1.0
+    inner = graph.producer(node.inputs[0])
+    while inner is not None and inner.op in ("Neg", "Mul", "Div"):
+        factors = [graph.known_value(t) for t in inner.inputs if graph.is_constant(t)]
+        data = [t for t in inner.inputs if not graph.is_constant(t)]
+        if len(data) != 1 or (inner.op == "Div" and data[0] is not inner.inputs[0]):
+            return None
+        if inner.op == "Neg":
+            sign = -sign
+        elif factors[0] is None or not (np.all(factors[0] > 0) or np.all(factors[0] < 0)):
+            return None
+        elif np.all(factors[0] < 0):
+            sign = -sign
+        inner = graph.producer(data[0])
+    if inner is None or inner.op != "Log":
+        return None
+    return sign
 
 
 def _is_even(graph: Graph, node: gs.Node) -> bool:
@@ -271,10 +316,9 @@ def _has_mask(graph: Graph, statistic: _Statistic, numerator: gs.Tensor) -> bool
     for node in statistic.nodes:
         if node.op != "Mul" or node.inputs[0] is node.inputs[1]:
             continue
-        if any(
-            not graph.is_constant(t) and not graph.is_shape_valued(t) and _tensors_above(graph, t).isdisjoint(above)
-            for t in node.inputs
-        ):
+        data = [t for t in node.inputs if not graph.is_constant(t) and not graph.is_shape_valued(t)]
+        # A product with a number scales the statistic.
+        if len(data) == 2 and any(_tensors_above(graph, t).isdisjoint(above) for t in data):
             return True
     return False
 
@@ -288,24 +332,6 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
         "cumulative norm",
         "its statistics are cumulative along an axis; no norm node has such statistics",
         lambda graph, statistic, numerator: "CumSum" in statistic.ops,
-    ),
-    (
-        "matrix-product norm",
-        "its sums are written as a matrix product; write them as a sum or mean over an axis, and it is found",
-        lambda graph, statistic, numerator: any(
-            n.op in _PRODUCTS or (n.op == "Conv" and _is_sum(graph, n)) for n in statistic.nodes
-        ),
-    ),
-    (
-        "logarithmic norm",
-        "its root is written as exp of a logarithm; write it as a square root, and it is found",
-        lambda graph, statistic, numerator: {"Exp", "Log"} <= statistic.ops,
-    ),
-    (
-        "local norm",
-        "its statistics are those of a neighborhood of each element (local response or divisive normalization); no "
-        "norm node has such statistics",
-        lambda graph, statistic, numerator: bool(statistic.ops & _WINDOWS),
     ),
     (
         "partial norm",
@@ -326,6 +352,24 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
         "Lp norm",
         "it is divided by a sum of powers of absolute values with an exponent other than 2; no norm node does this",
         lambda graph, statistic, numerator: "Abs" in statistic.ops and "Pow" in statistic.ops,
+    ),
+    (
+        "matrix-product norm",
+        "its sums are written as a matrix product; sums or means over an axis can be recognized",
+        lambda graph, statistic, numerator: any(
+            n.op in _PRODUCTS or (n.op == "Conv" and _is_sum(graph, n)) for n in statistic.nodes
+        ),
+    ),
+    (
+        "logarithmic norm",
+        "its root is written as exp of a logarithm; a square root can be recognized",
+        lambda graph, statistic, numerator: {"Exp", "Log"} <= statistic.ops,
+    ),
+    (
+        "local norm",
+        "its statistics are those of a neighborhood of each element (local response or divisive normalization); no "
+        "norm node has such statistics",
+        lambda graph, statistic, numerator: bool(statistic.ops & _WINDOWS),
     ),
 )
 

@@ -96,7 +96,20 @@ class Formula(nn.Module):
         return self.formula(x)
 
 
+class Joined(nn.Module):
+    """The norm of a joined tensor: what joins it is not a part of the statistic."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return F.normalize(torch.cat([x, other], -1), p=3.0, dim=-1)
+
+
+class MaskedByProduct(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * torch.rsqrt((x * x * mask) @ COLUMN + 1e-5)
+
+
 COLUMN = torch.full((8, 1), 0.125)
+BLOCKS = torch.kron(torch.eye(2), torch.full((4, 4), 0.25))
 ROWS = torch.randn(2, 5, 8)
 IMAGES = torch.randn(2, 4, 6, 6)
 LISTED = {
@@ -112,31 +125,67 @@ LISTED = {
         Formula(lambda x: (x - x @ COLUMN) / torch.sqrt(((x - x @ COLUMN) ** 2) @ COLUMN + 1e-5)),
         (ROWS,),
         "matrix-product norm",
-        "write them as a sum or mean",
+        "sums or means over an axis",
     ),
     "sums by a layer": (
         Formula(lambda x: x * torch.rsqrt(F.linear(x * x, COLUMN.T, torch.tensor([1e-5])))),
         (ROWS[0],),
         "matrix-product norm",
-        "write them as a sum or mean",
+        "sums or means over an axis",
     ),
     "a product with itself": (
         Formula(lambda x: x * torch.rsqrt((x.unsqueeze(-2) @ x.unsqueeze(-1)).squeeze(-1) / 8 + 1e-5)),
         (ROWS,),
         "matrix-product norm",
-        "write them as a sum or mean",
+        "sums or means over an axis",
     ),
     "sums by a pointwise convolution": (
         Formula(lambda x: x * torch.rsqrt(F.conv2d(x * x, torch.full((1, 4, 1, 1), 0.25)) + 1e-5)),
         (IMAGES,),
         "matrix-product norm",
-        "write them as a sum or mean",
+        "sums or means over an axis",
     ),
     "a root by a logarithm": (
         Formula(lambda x: x * torch.exp(-0.5 * torch.log(x.pow(2).mean(-1, keepdim=True) + 1e-5))),
         (ROWS,),
         "logarithmic norm",
-        "write it as a square root",
+        "a square root can be recognized",
+    ),
+    "a root by a logarithm below a quotient": (
+        Formula(lambda x: x / torch.exp(0.5 * torch.log(x.pow(2).mean(-1, keepdim=True) + 1e-5))),
+        (ROWS,),
+        "logarithmic norm",
+        "a square root can be recognized",
+    ),
+    "a root by a negated logarithm": (
+        Formula(lambda x: x * torch.exp(-(0.5 * torch.log(x.pow(2).mean(-1, keepdim=True) + 1e-5)))),
+        (ROWS,),
+        "logarithmic norm",
+        "a square root can be recognized",
+    ),
+    "sums of groups by a matrix": (
+        Formula(lambda x: x * torch.rsqrt((x * x) @ BLOCKS + 1e-5)),
+        (ROWS,),
+        "matrix-product norm",
+        "sums or means over an axis",
+    ),
+    "sums by a large matrix": (
+        Formula(lambda x: x * torch.rsqrt((x * x) @ torch.full((1200, 1200), 1 / 1200) + 1e-5)),
+        (torch.randn(2, 1200),),
+        "matrix-product norm",
+        "sums or means over an axis",
+    ),
+    "a mask, and sums by a matrix product": (
+        MaskedByProduct(),
+        (ROWS, (ROWS > 0).float()),
+        "masked norm",
+        "masks or weights",
+    ),
+    "a power of a joined input": (
+        Joined(),
+        (ROWS, ROWS + 1),
+        "Lp norm",
+        "exponent other than 2",
     ),
     # Pre-CRMSNorm: Jiang et al., arXiv:2305.14858, whose last element is minus the sum of the others.
     "joined": (

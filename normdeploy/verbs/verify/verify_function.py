@@ -90,7 +90,8 @@ def verify(call: VerifyCall) -> Comparison:
         with stage("generate"):
             generation = generate_from_folder(call, rules.inputs, every)
         # The tokens have a budget of their own, so their time does not shorten the comparison.
-        budget = replace(budget, begun=budget.begun + processor_time() - start)
+        begun += processor_time() - start
+        budget = replace(budget, begun=begun)
         rules = replace(rules, budget=budget)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(call.source, every, call.args, call.kwargs, call.load_keywords)
