@@ -1,5 +1,5 @@
-"""Small decoders with a cache: one that counts, as ONNX; in torch, one with attention and rotary positions, and one with
-a linear attention.
+"""Small decoders with a cache: one that counts, as ONNX; in torch, one with attention and rotary positions, and one
+with a linear attention.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class TraceableModel:
         if not self.one_token:
             return []
         return [
-            "the file reads one token in each run, because transformers computes several tokens of a linear attention in"
-            " a loop over chunks: read a prompt token by token"
+            "the file reads one token in each run, because transformers computes several tokens of a linear attention"
+            " in a loop over chunks: read a prompt token by token"
         ]
 
 
@@ -361,9 +361,9 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     known = ready.positions
     if ready.one_token and stated.get(new, 1) != 1:
         raise InputError(
-            f"{new} may have up to {stated[new]} tokens, but this model is exported with one token, because transformers"
-            f" computes several tokens of a linear attention in a loop over chunks: omit the dim {new}, or pass"
-            f" {new}=1:1:1"
+            f"{new} may have up to {stated[new]} tokens, but this model is exported with one token, because"
+            f" transformers computes several tokens of a linear attention in a loop over chunks: omit the dim {new}, or"
+            f" pass {new}=1:1:1"
         )
     if ready.one_token and new not in stated:
         return unstated_ranges(ready, {**stated, new: 1}) | {new: "1:1:1"}
