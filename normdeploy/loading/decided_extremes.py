@@ -30,7 +30,7 @@ def decide_extremes() -> Iterator[None]:
     def evaluate_decided(env: ShapeEnv, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         return evaluate(env, _drop_decided_arguments(env, orig_expr), *args, **kwargs)
 
-    ShapeEnv._evaluate_expr = evaluate_decided  # type: ignore[method-assign]
+    ShapeEnv._evaluate_expr = evaluate_decided  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

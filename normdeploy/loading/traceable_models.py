@@ -31,6 +31,7 @@ from .key_value_cache import (
     pair_keys_values,
 )
 from .program_signature import dtype_name
+from .torch_state import silence_logger
 
 # Number of positions if neither the config nor a table of the model determines the number.
 _POSITIONS = 512
@@ -158,7 +159,8 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
     """Return the cache of one run of the model. A run is needed because configs have no common names for the cache's
     layers, heads and sizes.
     """
-    with torch.no_grad():
+    # transformers recommends kernels that a trace can't use.
+    with torch.no_grad(), silence_logger("transformers"):
         made = model(**example, use_cache=True)
     cache = getattr(made, "past_key_values", None)
     if cache is None:
