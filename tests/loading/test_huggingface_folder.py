@@ -600,6 +600,27 @@ def test_no_code_of_a_folder_is_asked_for(
     assert options["trust_remote_code"] is False
 
 
+def test_a_part_of_a_model_has_its_own_class(
+    asked: list[tuple[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers does not export the classes of parts, and AutoModel does not know them."""
+    parts = types.ModuleType("transformers.models.pair.modeling_pair")
+    bert = sys.modules["transformers"].BertModel
+    parts.TextPart = type("TextPart", (bert,), {})  # type: ignore[attr-defined]
+    config = type("PairTextConfig", (), {"__module__": "transformers.models.pair.configuration_pair"})
+    auto = types.ModuleType("transformers.models.auto.configuration_auto")
+    auto.CONFIG_MAPPING = {"pair_text": config}  # type: ignore[attr-defined]
+    for module in (parts, auto):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("transformers.models", "transformers.models.pair", "transformers.models.auto"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for architecture, loader in (("TextPart", "TextPart"), ("Other", "AutoModel")):
+        asked.clear()
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": "pair_text"}))
+        load_folder_model(tmp_path, trust=False)
+        assert [name for name, _ in asked] == [loader]
+
+
 @pytest.mark.parametrize("config", [{"architectures": [5]}, {"architectures": {"a": 1}}, {"auto_map": ["x"]}])
 def test_a_config_of_other_types_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
