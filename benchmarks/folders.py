@@ -107,7 +107,8 @@ def _save(module: Any, folder: Path) -> None:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
     config = module.config
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+    parts = (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {})))
+    for part in parts:
         if hasattr(part, "use_cache"):
             part.use_cache = True
     module.save_pretrained(folder)
@@ -119,7 +120,8 @@ def _save(module: Any, folder: Path) -> None:
             size = _IMAGE
         settings = {"do_resize": True, "size": {"height": size, "width": size}}
     elif config.model_type in FEATURE_EXTRACTOR_MAPPING_NAMES:
-        settings = {"feature_size": getattr(config, "num_mel_bins", 1), "sampling_rate": 16000}
+        bins = next((part.num_mel_bins for part in parts if getattr(part, "num_mel_bins", None)), 1)
+        settings = {"feature_size": bins, "sampling_rate": 16000}
     if settings:
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 

@@ -39,6 +39,7 @@ class InputRequest:
         single: dims whose range is a single size. They are static in ``inputs``.
         assumed: dims that normdeploy named in inputs that it derived itself. The user does not need them to be dynamic.
         fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
+        notes: about inputs that normdeploy derived itself.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -48,6 +49,7 @@ class InputRequest:
     single: dict[str, Dim] = field(default_factory=dict)
     assumed: frozenset[str] = frozenset()
     fixed: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def demanded(self) -> frozenset[str]:
