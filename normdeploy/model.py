@@ -84,7 +84,7 @@ class Dim:
         Returns: a dynamic dim.
 
         Raises:
-            InputError: the text is no range, or its sizes do not fit together.
+            InputError: the text is not a range, or its sizes do not fit together.
         """
         place = f" in {stated_in!r}" if stated_in else ""
         parts = text.split(":")

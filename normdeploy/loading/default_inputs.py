@@ -78,8 +78,8 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
         folder: may contain ``preprocessor_config.json``, which states the image size. None for a model in memory.
 
     Returns:
-        The inputs. A model that puts images or sound at the places of special tokens gets the text alone, because only
-        the model's processor can make a text that has these tokens at the right places.
+        The inputs. A model that puts images or sound at the places of special tokens gets the text alone. Only the
+        model's processor can make a text that has these tokens at the right places.
     """
     parameters = inspect.signature(model.forward).parameters
     preprocessor = read_preprocessor(folder) if folder is not None else {}
