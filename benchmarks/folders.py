@@ -2,9 +2,10 @@
 
     python -m benchmarks.folders [--count N] [--again TYPE...]
 
-The model types are drawn at random from all types of transformers that ``benchmarks.huggingface`` does not list. For
-each type a small model with random weights is made automatically, saved with ``save_pretrained``, exported and verified
-in separate processes. A type without a small model that runs is listed with the reason, and another one is drawn.
+The model types are drawn at random from all types of transformers that have a class of ``AutoModel…`` and that
+``benchmarks.huggingface`` does not list. For each type a small model with random weights is made automatically, saved
+with ``save_pretrained``, exported and verified in separate processes. A type without a small model that runs is listed
+with the reason, and another one is drawn.
 
 Each row is stored in ``benchmarks/results/folders.json`` as soon as it is measured, and ``folders.md`` is written from
 the rows, so an interrupted run continues. Needs transformers and no torchvision, as ``benchmarks.huggingface`` does.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.architectures.catalogue.automatic import Automatic, UnmakeableError
+from benchmarks.architectures.catalogue.automatic_transformers import task_of
 from benchmarks.huggingface import FAMILIES, command
 
 RESULT = Path(__file__).parent / "results" / "folders.json"
@@ -70,7 +72,7 @@ def draw_model_types() -> Iterator[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     listed = {getattr(transformers, family.model).config_class.model_type for family in FAMILIES}
-    types = sorted(set(CONFIG_MAPPING_NAMES) - listed)
+    types = sorted(t for t in CONFIG_MAPPING_NAMES if t not in listed and task_of(t) != "PART")
     yield from random.Random(SEED).sample(types, len(types))
 
 
