@@ -407,7 +407,7 @@ def _model_from_folder(
     request = request_inputs(ready, inputs, dims)
     loaded = trace_module(ready.module, (), {}, request, eval_mode=eval_mode, kind=kind)
     require_complete_weights(path, folder.missing, find_used_parameters(loaded.program))
-    return replace(loaded, notes=(*loaded.notes, *ready.describe_limits()))
+    return loaded
 
 
 def _model_from_zoo(
