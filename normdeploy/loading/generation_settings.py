@@ -62,7 +62,7 @@ def read_generation_settings(path: Path, *, trust: bool) -> GenerationSettings:
         The settings.
 
     Raises:
-        InputError: the model is an encoder-decoder.
+        InputError: the model is an encoder-decoder, or no token ends a text.
         LoadError: a setting is invalid.
         NormdeployError: as for ``check_folder``.
     """
@@ -86,13 +86,16 @@ def read_generation_settings(path: Path, *, trust: bool) -> GenerationSettings:
             " writes decoders alone. Export the parts with --part all"
         )
     eos = _read_tokens(path, "eos_token_id", generation, config)
-    pad = _read_tokens(path, "pad_token_id", generation, config)
-    # If there is no token for padding, transformers pads with the first token that ends a text.
+    if not eos:
+        raise InputError(
+            f"{path} states no token that ends a text, without which onnxruntime-genai ends a text at the token for"
+            f" padding; set eos_token_id in {_GENERATION_FILE}"
+        )
     return GenerationSettings(
         positions=count_positions(config),
         bos=next(iter(_read_tokens(path, "bos_token_id", generation, config)), None),
         eos=eos,
-        pad=next(iter((*pad, *eos)), None),
+        pad=next(iter(_read_tokens(path, "pad_token_id", generation, config)), None),
         window=find_window(config),
         search=_read_search(path, generation),
     )

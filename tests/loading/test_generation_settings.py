@@ -27,8 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_without_a_generation_config_the_config_is_read(folder: Path) -> None:
-    # Padding is with the token that ends a text, as in transformers.
-    expected = GenerationSettings(positions=128, bos=1, eos=(2,), pad=2, window=None, search={})
+    expected = GenerationSettings(positions=128, bos=1, eos=(2,), pad=None, window=None, search={})
     assert read_generation_settings(folder, trust=False) == expected
 
 
@@ -53,6 +52,12 @@ def test_window_is_read(folder: Path) -> None:
 def test_invalid_setting_is_refused(folder: Path, stated: dict[str, Any], said: str) -> None:
     (folder / "generation_config.json").write_text(json.dumps(stated))
     with pytest.raises(LoadError, match=said):
+        read_generation_settings(folder, trust=False)
+
+
+def test_folder_without_a_token_that_ends_a_text_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": None}))
+    with pytest.raises(InputError, match="states no token that ends a text"):
         read_generation_settings(folder, trust=False)
 
 

@@ -254,10 +254,21 @@ def _list_layer_types(layers: list[int], caches: Mapping[tuple[int, str], str]) 
 
 
 def _list_tokens(settings: GenerationSettings, vocabulary: int) -> dict[str, Any]:
-    """List the special tokens. A key without a token is left out, because onnxruntime-genai refuses null."""
+    """List the special tokens. A key without a token is left out, because onnxruntime-genai refuses null.
+
+    Raises:
+        InputError: no token of the vocabulary ends a text.
+    """
     # onnxruntime-genai refuses ids beyond the vocabulary. The model never generates these tokens.
     eos = [token for token in settings.eos if token < vocabulary]
-    tokens: dict[str, Any] = {"bos_token_id": settings.bos, "eos_token_id": eos or None, "pad_token_id": settings.pad}
+    if not eos:
+        raise InputError(
+            f"onnxruntime-genai needs a token that ends a text, but eos_token_id is {list(settings.eos)}, and the"
+            f" vocabulary of the file has {vocabulary} tokens; correct eos_token_id in generation_config.json"
+        )
+    # transformers pads with the first token that ends a text too, if there is no token for padding.
+    pad = eos[0] if settings.pad is None else settings.pad
+    tokens = {"bos_token_id": settings.bos, "eos_token_id": eos, "pad_token_id": pad}
     return {name: value for name, value in tokens.items() if value is not None}
 
 

@@ -131,9 +131,17 @@ def test_window_within_the_context_is_noted(window: int | None, notes: int) -> N
 
 def test_tokens_that_genai_refuses_are_left_out() -> None:
     """onnxruntime-genai refuses null, and ids beyond the vocabulary."""
-    settings = GenerationSettings(positions=128, bos=None, eos=(40,), pad=None, window=None, search={})
+    settings = GenerationSettings(positions=128, bos=None, eos=(40, 3), pad=None, window=None, search={})
     model = make_genai_config(_decoder(SAME), settings).content["model"]
-    assert not {"bos_token_id", "eos_token_id", "pad_token_id"} & model.keys()
+    assert (model["eos_token_id"], model["pad_token_id"]) == ([3], 3)
+    assert "bos_token_id" not in model
+
+
+def test_text_without_an_end_is_refused() -> None:
+    """Without a token that ends a text, onnxruntime-genai would end a text at the token for padding."""
+    settings = GenerationSettings(positions=128, bos=None, eos=(40,), pad=0, window=None, search={})
+    with pytest.raises(InputError, match=r"eos_token_id is \[40\], and the vocabulary of the file has 40 tokens"):
+        make_genai_config(_decoder(SAME), settings)
 
 
 @pytest.mark.parametrize("size", [1, 5])
