@@ -140,13 +140,24 @@ def _text_config_of(model: nn.Module) -> Any:
     return config
 
 
-def _position_limit(model: nn.Module) -> int:
-    """Return the number of positions that the model supports."""
-    config = _text_config_of(model)
+def count_positions(config: Any) -> int:
+    """Find the number of positions in the config of a decoder.
+
+    Args:
+        config: config of transformers, without the parts for images or sound.
+
+    Returns:
+        The number, or 512 if the config states none.
+    """
     positions = (
         getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions")
     )
     return next((n for n in positions if isinstance(n, int) and n > 0), _POSITIONS)
+
+
+def _position_limit(model: nn.Module) -> int:
+    """Return the number of positions that the model supports."""
+    return count_positions(_text_config_of(model))
 
 
 def _run_for_cache(model: nn.Module, **example: Any) -> Any:

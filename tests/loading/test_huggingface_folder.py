@@ -226,6 +226,13 @@ def test_a_sum_of_dims() -> None:
     ] == Dim.from_size(3)
 
 
+def test_a_range_that_normdeploy_chose_keeps_its_smallest_size_0() -> None:
+    request = parse_input_request(["past[batch,past,8]"], ["batch=1:2:3", "past=0:4:7"])
+    request = replace(request, assumed=frozenset(request.dims))
+    model = trace_module(nn.Linear(8, 8).eval(), (), {}, request, kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:2:3", "past=0:4:7", "8"]
+
+
 class Decoder(nn.Module):
     """What a decoder with a past is to torch.export: keys and values go in, longer ones come out."""
 
