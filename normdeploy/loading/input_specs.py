@@ -306,9 +306,9 @@ def _fit_ranges_to_guards(
                     )
             dims = dims | {name: replace(dim, step=_find_guarded_step(dim, guard_broken_at))}
             continue
-        opt = _first_valid_size(range(dim.opt, dim.max + 1, dim.step), guard_broken_at) or _first_valid_size(
-            range(dim.opt, dim.min - 1, -dim.step), guard_broken_at
-        )
+        opt = _first_valid_size(range(dim.opt, dim.max + 1, dim.step), guard_broken_at)
+        if opt is None:
+            opt = _first_valid_size(range(dim.opt, dim.min - 1, -dim.step), guard_broken_at)
         if opt is None:
             guard = guard_broken_at(dim.opt)
             if guard:
@@ -319,8 +319,11 @@ def _fit_ranges_to_guards(
                 f"no size of the dim {dim} meets the program's condition {condition}: pass its range with --dim"
             )
         best[name] = opt
-        low = _first_valid_size(range(dim.min, opt + 1, dim.step), guard_broken_at) or opt
-        high = _first_valid_size(range(dim.max, opt - 1, -dim.step), guard_broken_at) or opt
+        low = _first_valid_size(range(dim.min, opt + 1, dim.step), guard_broken_at)
+        high = _first_valid_size(range(dim.max, opt - 1, -dim.step), guard_broken_at)
+        # The size 0 of an empty past is valid too.
+        low = opt if low is None else low
+        high = opt if high is None else high
         fitted = replace(dim, min=low, opt=opt, max=high)
         dims = dims | {name: replace(fitted, step=_find_guarded_step(fitted, guard_broken_at))}
     return dims
