@@ -34,7 +34,7 @@ from normdeploy.loading.huggingface_folder import load_folder_model, prepare_fol
 from normdeploy.loading.huggingface_tasks import find_task, require_part_name
 from normdeploy.loading.input_request import InputRequest, parse_input_request
 from normdeploy.loading.live_module import trace_module
-from normdeploy.loading.traceable_models import TraceableModel, prepare_model, unstated_ranges
+from normdeploy.loading.traceable_models import TraceableModel, prepare_model, request_inputs, unstated_ranges
 from normdeploy.model import Dim, InputSpec
 from normdeploy.storage.export_record import read_record
 
@@ -272,6 +272,13 @@ def test_a_past_that_may_be_empty(tmp_path: Path) -> None:
         "past": np.zeros((1, 0, 8), np.float32),
     }
     assert _session(result.proto).run(["present.0.key"], feeds)[0].shape == (1, 2, 8)
+
+
+def test_a_past_without_a_stated_range_may_be_empty() -> None:
+    inputs = ["ids:int64[batch,seq]{0:11}", "mask:int64[batch,past+seq]", "past[batch,past,8]{-1.0:1.0}"]
+    ready = TraceableModel(Decoder().eval(), inputs, new="seq", positions=16)
+    model = trace_module(ready.module, (), {}, request_inputs(ready, (), ()), kind="folder")
+    assert str(model.named_dims["past"]) == "past=0:8:8"
 
 
 # ------------------------------------------------------------------ inputs from a config
