@@ -146,7 +146,7 @@ def find_transformers_exporter(module: nn.Module) -> TransformersExporter | None
 
         with silence_logger("transformers"):
             exporter_dynamo.DynamoExporter()
-        return TransformersExporter(str(library.__version__), (exporter_dynamo, utils))
+        return TransformersExporter(str(getattr(library, "__version__", "")), (exporter_dynamo, utils))
     except Exception:
         # An older version has no exporter, and a version may refuse the installed torch with any exception.
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from normdeploy.errors import InputError
 from normdeploy.loading import from_module, from_program
 from normdeploy.loading.constant_inputs import fix_inputs
 from normdeploy.loading.default_inputs import infer_default_inputs
+from normdeploy.loading.huggingface_tasks import find_task
 from normdeploy.loading.input_request import parse_input_request
+from normdeploy.loading.traceable_models import prepare_model
 
 
 class Scaled(nn.Module):
@@ -101,3 +104,8 @@ def test_encoder_of_patches_gets_the_patches_of_one_image() -> None:
     model = from_module(Patches().eval())
     assert [spec.name for spec in model.inputs] == ["hidden_states"]
     assert model.constants["grid_thw"].tolist() == [[1, 4, 4]]
+
+
+def test_task_of_an_encoder_of_patches_is_refused() -> None:
+    with pytest.raises(InputError, match=r"Patches is exported with constant values of grid_thw.*omit --task"):
+        prepare_model(Patches(), Path("folder"), find_task("feature-extraction"), None)
