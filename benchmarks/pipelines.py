@@ -88,7 +88,9 @@ def write_rows(rows: Sequence[Sequence[str]]) -> None:
     lines = ["# Pipelines of diffusers", "", *_INTRODUCTION.splitlines(), ""]
     lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
     lines += [f"| {' | '.join(found[name])} |" for name in names]
-    packages = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers", "torch", "onnxruntime"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("diffusers", "transformers", "torch", "onnxruntime-gpu")
+    )
     lines += ["", f"Versions: {packages}."]
     RESULT.write_text("\n".join(lines) + "\n")
 

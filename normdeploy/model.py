@@ -8,6 +8,7 @@ program's graph can run in float64.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 # Default min, opt and max of a dynamic dim, if neither the model nor the user states its range.
 DEFAULT_SIZES = (1, 8, 64)
+# Largest size of a dim.
+MAX_SIZE = 2**31 - 1
+# Size in the text of a range. Longer texts are larger than MAX_SIZE.
+_SIZE = re.compile(r"\s*[0-9]{1,10}\s*")
+# Usual form of a range, for messages.
+RANGE_HOW = "write NAME=MIN:OPT:MAX, for example batch=1:8:64"
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,34 @@ class Dim:
         Returns: a dim without a name, with ``size`` as min, opt and max.
         """
         return cls(None, size, size, size)
+
+    @classmethod
+    def from_range(cls, name: str, text: str, stated_in: str = "") -> Dim:
+        """Parse a range "min:opt:max" or "min:opt:max:step".
+
+        Args:
+            stated_in: text that contains the range, for messages; "" if the range stands alone.
+
+        Returns: a dynamic dim.
+
+        Raises:
+            InputError: the text is not a range, or its sizes do not fit together.
+        """
+        place = f" in {stated_in!r}" if stated_in else ""
+        parts = text.split(":")
+        if len(parts) not in (3, 4) or not all(map(_SIZE.fullmatch, parts)):
+            raise InputError(
+                f"the dim {name}={text}{place} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example"
+                f" {name}=1:8:64, or {name}=MIN:OPT:MAX:STEP for multiples of STEP"
+            )
+        low, best, high, step = map(int, (*parts, "1")[:4])
+        if not (0 <= low <= best <= high <= MAX_SIZE and high):
+            raise InputError(
+                f"the dim {name}={text}{place} must have 0 <= min <= opt <= max and max >= 1, for example {name}=1:8:64"
+            )
+        if not 1 <= step <= high:
+            raise InputError(f"the dim {name}={text}{place} has the step {step}: write a step from 1 to {high}")
+        return cls(name, low, best, high).with_step(step)
 
     @classmethod
     def sum_of(cls, terms: tuple[Dim, ...]) -> Dim:

@@ -34,6 +34,7 @@ from ..types import Progress
 from .custom_translations import Table, translation_table
 from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
+from .number_operands import promote_number_operands
 from .split_sequences import write_splits
 from .translation_faults import require_translatable
 
@@ -118,6 +119,7 @@ def export_without_weights(
         with (
             silence_torch(),
             torch.no_grad(),
+            promote_number_operands(model.program),
         ):
             # Gradients are off: with gradients, torch 2.13 writes views into attentions such as those of T5, and can't
             # decompose these views.

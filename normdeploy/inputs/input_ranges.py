@@ -6,7 +6,6 @@ The sizes and values come from the user, from the file's record, and from the ta
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,11 +14,9 @@ import onnx
 from ..errors import InputError
 from ..graphs.declared_inputs import STRING, declared_inputs
 from ..graphs.index_bounds import IndexBounds, find_index_bounds
-from ..model import Dim, InputSpec, named_dims_of
+from ..model import RANGE_HOW, Dim, InputSpec, named_dims_of
 
-_HOW = "write NAME=MIN:OPT:MAX, for example batch=1:8:64"
 _USUAL = 8
-_MAX_SIZE = 2**31 - 1
 
 
 def resolve_input_ranges(
@@ -172,18 +169,9 @@ def _parse_dims(dims: Sequence[str]) -> dict[str, Dim]:
     parsed: dict[str, Dim] = {}
     for text in dims:
         name, _, rest = text.rpartition("=")
-        match = re.fullmatch(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(\d{1,10}))?", rest.strip())
-        if not name.strip() or match is None:
-            raise InputError(f"the dim {text!r} can't be read: {_HOW}")
-        low, best, high = map(int, match.groups()[:3])
-        step = int(match[4] or 1)
-        if not (0 <= low <= best <= high <= _MAX_SIZE and high):
-            raise InputError(
-                f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64"
-            )
-        if not 1 <= step <= high:
-            raise InputError(f"the dim {text!r} has the step {step}: write a step from 1 to {high}")
-        dim = Dim(name.strip(), low, best, high).with_step(step)
+        if not name.strip():
+            raise InputError(f"the dim {text!r} can't be read: {RANGE_HOW}")
+        dim = Dim.from_range(name.strip(), rest)
         if parsed.setdefault(name.strip(), dim) != dim:
             raise InputError(
                 f"the dim {name.strip()!r} is passed twice: {parsed[name.strip()]} and {dim}; pass it once"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ _SEGMENTED = frozenset(
 _PREPROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 _IMAGE_SIZE = 224
 _CHANNELS = 3
+# Kind of tokens that stand for parts of an image, a video or sound in a text -> inputs that give these parts.
+_PLACEHOLDERS = {
+    "image": ("pixel_values",),
+    "video": ("pixel_values_videos",),
+    "audio": ("input_features", "input_values"),
+}
 # Frames of a video, and values of a time series, of a model whose config states no number.
 _FRAMES = 16
 _SERIES = 512
@@ -48,7 +55,22 @@ def choose_fixed_size(dim: Dim) -> int:
     return max(dim.min, min(_FIXED.get(dim.name or "", dim.opt), dim.max))
 
 
-def infer_default_inputs(model: nn.Module, folder: Path | None) -> tuple[list[str], dict[str, str]]:
+@dataclass(frozen=True)
+class DefaultInputs:
+    """Inputs of a model that the user did not describe.
+
+    Attributes:
+        specs: inputs in the notation of ``--input``.
+        ranges: dim name -> range in the notation of ``--dim``, for dims that need a special range.
+        notes: inputs that the model would also take.
+    """
+
+    specs: list[str]
+    ranges: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs:
     """Infer the inputs of ``model``.
 
     Args:
@@ -56,8 +78,8 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> tuple[list[st
         folder: may contain ``preprocessor_config.json``, which states the image size. None for a model in memory.
 
     Returns:
-        Inputs in the notation of ``--input``, and dim name -> range in the notation of ``--dim``, for dims that need a
-        special range.
+        The inputs. A model that puts images or sound at the places of special tokens gets the text alone. Only the
+        model's processor can make a text that has these tokens at the right places.
     """
     parameters = inspect.signature(model.forward).parameters
     preprocessor = read_preprocessor(folder) if folder is not None else {}
@@ -91,7 +113,26 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> tuple[list[st
         shapes |= _describe_patches(config)
     if "decoder_input_ids" in parameters and getattr(config, "is_encoder_decoder", False):
         shapes["decoder_input_ids"] = "int64[batch,decoder_seq]"
-    return [f"{name}:{shapes[name]}" for name in parameters if name in shapes], ranges
+    beside = [name for name in shapes if _is_placed_by_tokens(model, parameters, name)]
+    specs = [f"{name}:{shapes[name]}" for name in parameters if name in shapes and name not in beside]
+    if not beside:
+        return DefaultInputs(specs, ranges)
+    used = {name: text for name, text in ranges.items() if any(name in spec for spec in specs)}
+    note = (
+        f"the file takes the text alone, not {' or '.join(beside)}, because the model places them at special tokens of"
+        " the text; describe all inputs with --input to export the model with them"
+    )
+    return DefaultInputs(specs, used, (note,))
+
+
+def _is_placed_by_tokens(model: nn.Module, parameters: Mapping[str, Any], name: str) -> bool:
+    """Return whether the text of the model has tokens for which this input gives values."""
+    kinds = [kind for kind, names in _PLACEHOLDERS.items() if name in names]
+    if not kinds or "input_ids" not in parameters or _is_main_input(model, name) or _is_required(parameters, name):
+        return False
+    config = config_of(model)
+    ids = (getattr(config, f"{kinds[0]}_token_{suffix}", None) for suffix in ("id", "index"))
+    return any(isinstance(token, int) for token in ids)
 
 
 def config_of(model: nn.Module) -> Any:
@@ -134,7 +175,10 @@ def modality_setting(config: Any, name: str, default: Any = None) -> Any:
     """
     places = (
         config,
-        *(getattr(config, part, None) for part in ("vision_config", "encoder", "backbone_config", "audio_config")),
+        *(
+            getattr(config, part, None)
+            for part in ("vision_config", "encoder", "encoder_config", "backbone_config", "audio_config")
+        ),
     )
     parts = (
         value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

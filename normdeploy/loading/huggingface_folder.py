@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -144,12 +145,31 @@ def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> 
     if task is not None:
         return [loader for name in task.loaders if (loader := _import_class(transformers, name)) is not None]
     if not config.get("auto_map"):
-        named = _import_class(transformers, (config.get("architectures") or [""])[0])
+        name = (config.get("architectures") or [""])[0]
+        places = [transformers, _import_modeling_module(config.get("model_type"))]
     else:
-        named = None
-    # The config may also name the class of a tokenizer or processor, which would load other files of the folder.
-    known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
-    return [named if known else transformers.AutoModel]
+        name, places = "", []
+    for place in places:
+        named = _import_class(place, name)
+        # The config may also name the class of a tokenizer or processor, which would load other files of the folder.
+        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+            return [named]
+    return [transformers.AutoModel]
+
+
+def _import_modeling_module(model_type: Any) -> Any:
+    """Return the module of transformers with the models of a type; None if there is none.
+
+    transformers itself does not export parts of models, such as the text encoder of GroupViT.
+    """
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        config_module: str = CONFIG_MAPPING[model_type].__module__
+        return importlib.import_module(config_module.replace("configuration_", "modeling_"))
+    except Exception:
+        # The type may be unknown, or its module may require a package that is not installed.
+        return None
 
 
 def _import_class(library: Any, name: str) -> Any:

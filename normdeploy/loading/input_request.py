@@ -16,10 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from ..dtypes import normalize_dtype
 from ..errors import InputError
-from ..model import DEFAULT_SIZES, Dim, InputSpec, named_dims_of
+from ..model import DEFAULT_SIZES, MAX_SIZE, RANGE_HOW, Dim, InputSpec, named_dims_of
 from .shape_expressions import split_words
-
-_MAX_SIZE = 2**31 - 1
 
 _REST = re.compile(r"\s*(:\s*(?P<dtype>\w+)\s*)?\[(?P<shape>[^\]]*)\]\s*(\{(?P<range>[^}]*)\})?\s*")
 _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)(?P<rest>.*)", re.DOTALL)
@@ -58,6 +56,7 @@ class InputRequest:
         assumed: dims that normdeploy named in inputs that it derived itself. The user does not need them to be dynamic.
         fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
         constants: inputs with constant values, by name. They are not in ``inputs``.
+        notes: about inputs that normdeploy derived itself.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -68,6 +67,7 @@ class InputRequest:
     assumed: frozenset[str] = frozenset()
     fixed: dict[str, str] = field(default_factory=dict)
     constants: dict[str, InputConstant] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def demanded(self) -> frozenset[str]:
@@ -123,8 +123,8 @@ def parse_input_request(
     for text in dims:
         name, _, rest = text.partition("=") if dim_names is None else text.rpartition("=")
         if not (_NAME.fullmatch(name.strip()) if dim_names is None else name.strip()) or not rest:
-            raise InputError(f"the dim {text!r} can't be read: write NAME=MIN:OPT:MAX, for example batch=1:8:64")
-        _record_stated_range(ranges, _parse_range(name.strip(), rest, text), text)
+            raise InputError(f"the dim {text!r} can't be read: {RANGE_HOW}")
+        _record_stated_range(ranges, Dim.from_range(name.strip(), rest, text), text)
     drafts = [_parse_input(text, ranges, names, dim_names or ()) for text in inputs]
     names = [wish.name for wish in drafts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -177,28 +177,6 @@ def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
         raise InputError(
             f"the dim {dim.name!r} is declared twice: {other}, and {dim} in {text!r}; use one range for one name"
         )
-
-
-def _parse_range(name: str, text: str, where: str) -> Dim:
-    parts = text.split(":")
-    if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
-        raise InputError(
-            f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example"
-            f" {name}=1:8:64, or {name}=MIN:OPT:MAX:STEP for multiples of STEP"
-        )
-    low, best, high = (int(part) for part in parts[:3])
-    if not (0 <= low <= best <= high <= _MAX_SIZE and high):
-        raise InputError(
-            f"the dim {name}={text} in {where!r} must have 0 <= min <= opt <= max and max >= 1, for example"
-            f" {name}=1:8:64"
-        )
-    dim = Dim(name, low, best, high)
-    if len(parts) == 3:
-        return dim
-    step = int(parts[3])
-    if not 1 <= step <= high:
-        raise InputError(f"the dim {name}={text} in {where!r} has the step {step}: write a step from 1 to {high}")
-    return dim.with_step(step)
 
 
 def _parse_input(
@@ -267,14 +245,15 @@ def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[
 
 
 def _parse_dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str]) -> Dim:
-    if part.isdecimal() and 1 <= int(part) <= _MAX_SIZE:
+    # Python converts no text with thousands of digits to a number.
+    if part.isdecimal() and len(part) <= len(str(MAX_SIZE)) and 1 <= int(part) <= MAX_SIZE:
         return Dim.from_size(int(part))
     terms = [term.partition("=")[0].strip() for term in part.split("+")]
     if "+" in part and all(term.isdecimal() or _NAME.fullmatch(term) or term in dim_names for term in terms):
         return Dim.sum_of(tuple(_parse_dim(term.strip(), text, ranges, dim_names) for term in part.split("+")))
     if (known := next((n for n in dim_names if part == n or part.startswith((f"{n}=", f"{n} ="))), None)) is not None:
         if rest := part[len(known) :].strip().removeprefix("=").strip():
-            _record_stated_range(ranges, _parse_range(known, rest, text), text)
+            _record_stated_range(ranges, Dim.from_range(known, rest, text), text)
         return Dim(known, *DEFAULT_SIZES)
     name, _, rest = (piece.strip() for piece in part.partition("="))
     if not _NAME.fullmatch(name):
@@ -282,7 +261,7 @@ def _parse_dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collecti
             f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX"
         )
     if rest:
-        _record_stated_range(ranges, _parse_range(name, rest, text), text)
+        _record_stated_range(ranges, Dim.from_range(name, rest, text), text)
     return Dim(name, *DEFAULT_SIZES)
 
 

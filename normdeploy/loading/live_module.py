@@ -411,7 +411,7 @@ def _trace_once(
     specs, taken = build_input_specs(
         program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
     )
-    notes = [*dict.fromkeys(wishes.fixed.values()), *_note_new_steps(named_dims_of(specs), given)]
+    notes = [*given.notes, *dict.fromkeys(wishes.fixed.values()), *_note_new_steps(named_dims_of(specs), given)]
     return _Trace(program, specs, taken, tuple(notes))
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..errors import InputError
 from .decoder_cache import find_cache_slots, make_decoder_cache, mask_every_length, read_cache
-from .default_inputs import infer_default_inputs
+from .default_inputs import DefaultInputs, infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
 from .input_request import InputRequest, parse_input_request
 from .key_value_cache import (
@@ -48,6 +48,7 @@ class TraceableModel:
         new: name of the dim of the new tokens, which share ``positions`` with the past tokens; "" for a model without a
             past.
         positions: number of positions for past and new tokens together.
+        notes: about the inputs, for a user who states none.
     """
 
     module: nn.Module
@@ -55,6 +56,7 @@ class TraceableModel:
     ranges: dict[str, str] = field(default_factory=dict)
     new: str = ""
     positions: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, part: str | None) -> TraceableModel:
@@ -73,9 +75,10 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
         return _PARTS[part](model, folder)
     if task is not None and task.past:
         return _prepare_decoder_only(model)
-    inputs, ranges = infer_default_inputs(model, folder)
+    default = infer_default_inputs(model, folder)
+    inputs = default.specs
     if task is None:
-        return TraceableModel(model, inputs, ranges)
+        return TraceableModel(model, inputs, default.ranges, notes=default.notes)
     # The forward of a task takes its inputs by order, but a constant is passed by name.
     if constants := parse_input_request(inputs, ()).constants:
         raise InputError(
@@ -85,7 +88,7 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     if task.name == "text-generation" and "position_ids" in inspect.signature(model.forward).parameters:
         mask = next((i for i, text in enumerate(inputs) if text.startswith("attention_mask:")), len(inputs) - 1)
         inputs.insert(mask + 1, f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}")
-    return TraceableModel(_select_outputs(model, inputs, task.outputs), inputs, ranges)
+    return TraceableModel(_select_outputs(model, inputs, task.outputs), inputs, default.ranges, notes=default.notes)
 
 
 def input_names(inputs: Sequence[str]) -> list[str]:
@@ -213,17 +216,18 @@ def _require_encoder(model: nn.Module) -> nn.Module:
     return model.get_encoder()  # type: ignore[operator, no-any-return]
 
 
-def _encoder_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
+def _encoder_inputs(model: nn.Module, folder: Path) -> DefaultInputs:
     """Return the inputs of the whole model, without the inputs of its decoder."""
-    inputs, ranges = infer_default_inputs(model, folder)
-    return [text for text in inputs if not text.startswith("decoder_")], ranges
+    default = infer_default_inputs(model, folder)
+    return replace(default, specs=[text for text in default.specs if not text.startswith("decoder_")])
 
 
 def _prepare_encoder(model: nn.Module, folder: Path) -> TraceableModel:
-    encoder, (inputs, ranges) = _require_encoder(model), _encoder_inputs(model, folder)
+    encoder, default = _require_encoder(model), _encoder_inputs(model, folder)
     known = inspect.signature(encoder.forward).parameters
-    inputs = [text for text in inputs if text.partition(":")[0] in known]
-    return TraceableModel(_select_outputs(encoder, inputs, ("last_hidden_state",)), inputs, ranges)
+    inputs = [text for text in default.specs if text.partition(":")[0] in known]
+    module = _select_outputs(encoder, inputs, ("last_hidden_state",))
+    return TraceableModel(module, inputs, default.ranges, notes=default.notes)
 
 
 def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
@@ -304,7 +308,7 @@ def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[
     }
     ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
     request = parse_input_request(ready.inputs, [*dims, *ranges])
-    return replace(request, assumed=frozenset(request.dims) - wishes.stated)
+    return replace(request, assumed=frozenset(request.dims) - wishes.stated, notes=ready.notes)
 
 
 def add_default_inputs(module: nn.Module, wishes: InputRequest) -> InputRequest:
@@ -318,10 +322,13 @@ def add_default_inputs(module: nn.Module, wishes: InputRequest) -> InputRequest:
     """
     if wishes.inputs or not isinstance(getattr(getattr(module, "config", None), "model_type", None), str):
         return wishes
-    inputs, ranges = infer_default_inputs(module, None)
+    default = infer_default_inputs(module, None)
     stated = wishes.dims | wishes.single
     dims = [f"{name}={dim.min}:{dim.opt}:{dim.max}:{dim.step}" for name, dim in stated.items()]
-    return request_inputs(TraceableModel(module, inputs, ranges), (), dims) if inputs else wishes
+    if not default.specs:
+        return wishes
+    ready = TraceableModel(module, default.specs, default.ranges, notes=default.notes)
+    return request_inputs(ready, (), dims)
 
 
 def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[str, str]:
@@ -371,7 +378,7 @@ def _name_present_tensors(cache: Any, layers: int, wanted: Sequence[str] = ("dec
 
 def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:
     """Return an example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
-    encoder, (inputs, _) = _require_encoder(model), _encoder_inputs(model, folder)
+    encoder, inputs = _require_encoder(model), _encoder_inputs(model, folder).specs
     # The inputs are texts in the notation of ``--input``. Parsing them gives the sizes of the example.
     example = _make_example_tensors(parse_input_request(inputs, ()).inputs)
     known = inspect.signature(encoder.forward).parameters

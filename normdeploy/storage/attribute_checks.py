@@ -54,6 +54,24 @@ def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
                 _require_32_bit_values(node, attribute)
 
 
+def require_stated_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Check that no node outside of functions takes an attribute from a call.
+
+    Args:
+        nodes: nodes of the model's graph and of its bodies.
+
+    Raises:
+        GraphError: an attribute refers to an attribute of a function.
+    """
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise GraphError(
+                    f"{node.op_type} {node.name!r} takes its attribute {attribute.name!r} from a function's attribute"
+                    f" {attribute.ref_attr_name!r}, but the node is not in a function; the file is damaged"
+                )
+
+
 def _require_valid_cast_type(node: onnx.NodeProto, kind: int) -> None:
     if kind == TensorProto.UNDEFINED or kind not in TensorProto.DataType.values():
         raise GraphError(f"Cast {node.name!r} casts to the type {kind}, which ONNX does not have; the file is damaged")

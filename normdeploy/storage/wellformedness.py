@@ -14,7 +14,7 @@ import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
-from .attribute_checks import require_attributes
+from .attribute_checks import require_attributes, require_stated_attributes
 from .proto_traversal import FunctionKey, function_key, functions_by_key, iter_subgraphs, nodes_with_bodies
 from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
@@ -76,6 +76,7 @@ def require_wellformed(
     for body in bodies:
         _require_known_types(body)
         require_attributes(body.node)
+    require_stated_attributes(nodes_with_bodies(proto.graph.node))
     require_small_sparse_tensors(proto)
     require_termination(proto)
 

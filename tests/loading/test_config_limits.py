@@ -295,6 +295,7 @@ def test_what_is_not_stated_follows_from_a_table_or_is_asked_for(bare: Path) -> 
         (["seq=4:2:9"], "must have 0 <= min <= opt <= max"),
         (["seq=0:0:0"], "must have 0 <= min <= opt <= max and max >= 1"),
         (["seq=1:2:9999999999"], "must have 0 <= min <= opt <= max"),
+        ([f"seq=1:2:{'9' * 5000}"], "can't be read: write seq=MIN:OPT:MAX"),
         (["seq=1:2:4", "seq=1:2:5"], "is passed twice"),
     ],
 )

@@ -99,7 +99,7 @@ class Patches(nn.Module):
 
 
 def test_encoder_of_patches_gets_the_patches_of_one_image() -> None:
-    inputs, _ = infer_default_inputs(Patches(), None)
+    inputs = infer_default_inputs(Patches(), None).specs
     assert inputs == ["hidden_states:float32[16,1176]", "grid_thw:int64[1,3]{1,4,4}"]
     model = from_module(Patches().eval())
     assert [spec.name for spec in model.inputs] == ["hidden_states"]

@@ -352,23 +352,51 @@ def _model(names: str, main: str = "", **config: object) -> nn.Module:
     ],
 )
 def test_inputs_follow_the_config(model: nn.Module, inputs: list[str], tmp_path: Path) -> None:
-    assert infer_default_inputs(model, tmp_path)[0] == inputs
+    assert infer_default_inputs(model, tmp_path).specs == inputs
 
 
 def test_samples_follow_the_strides_of_the_layers(tmp_path: Path) -> None:
     """Some configs of sound models do not list the strides of their convolutions."""
     model = _model("input_values", model_type="sound")
     model.convolutions = nn.Sequential(nn.Conv1d(1, 4, 8, stride=5), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3, stride=2))
-    inputs, ranges = infer_default_inputs(model, tmp_path)
-    assert inputs == ["input_values:float32[batch,samples]"]
-    assert ranges == {"samples": "100:500:15000"}
+    default = infer_default_inputs(model, tmp_path)
+    assert default.specs == ["input_values:float32[batch,samples]"]
+    assert default.ranges == {"samples": "100:500:15000"}
 
 
 def test_preprocessor_may_be_a_part_of_the_processor(tmp_path: Path) -> None:
     content = {"image_processor": {"size": {"height": 32, "width": 48}}, "processor_class": "SomeProcessor"}
     (tmp_path / "processor_config.json").write_text(json.dumps(content))
-    inputs, _ = infer_default_inputs(_model("pixel_values", image_size=64), tmp_path)
-    assert inputs == ["pixel_values:float32[batch,3,32,48]"]
+    default = infer_default_inputs(_model("pixel_values", image_size=64), tmp_path)
+    assert default.specs == ["pixel_values:float32[batch,3,32,48]"]
+
+
+@pytest.mark.parametrize(
+    ("model", "left_out"),
+    [
+        (_model("input_ids pixel_values", "input_ids", image_token_id=7), "pixel_values"),
+        (_model("input_ids pixel_values_videos pixel_values", "input_ids", image_token_index=7), "pixel_values"),
+        (_model("input_ids input_features", "input_ids", audio_token_id=7), "input_features"),
+        (
+            _model("input_ids pixel_values input_values", "input_ids", image_token_id=7, audio_token_id=8),
+            "pixel_values or",
+        ),
+        (_model("input_ids pixel_values", "input_ids"), ""),
+        (_model("input_ids pixel_values", "input_ids", image_token_id=None), ""),
+        (_model("input_ids pixel_values", "pixel_values", image_token_id=7), ""),
+        (_model("input_ids pixel_values!", "input_ids", image_token_id=7), ""),
+        (_model("pixel_values", "pixel_values", image_token_id=7), ""),
+    ],
+)
+def test_model_that_places_images_at_tokens_gets_the_text_alone(model: nn.Module, left_out: str) -> None:
+    """Random ids have no token of an image at a place that fits its image."""
+    default = infer_default_inputs(model, None)
+    assert any(spec.startswith("pixel_values:") for spec in default.specs) == (not left_out)
+    if left_out:
+        (note,) = default.notes
+        assert f"not {left_out}" in note
+    else:
+        assert not default.notes
 
 
 # ------------------------------------------------------------------ dims that the model fixes
@@ -598,6 +626,27 @@ def test_no_code_of_a_folder_is_asked_for(
     ((name, options),) = asked
     assert name == loader
     assert options["trust_remote_code"] is False
+
+
+def test_a_part_of_a_model_has_its_own_class(
+    asked: list[tuple[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers does not export the classes of parts, and AutoModel does not know them."""
+    parts = types.ModuleType("transformers.models.pair.modeling_pair")
+    bert = sys.modules["transformers"].BertModel
+    parts.TextPart = type("TextPart", (bert,), {})  # type: ignore[attr-defined]
+    config = type("PairTextConfig", (), {"__module__": "transformers.models.pair.configuration_pair"})
+    auto = types.ModuleType("transformers.models.auto.configuration_auto")
+    auto.CONFIG_MAPPING = {"pair_text": config}  # type: ignore[attr-defined]
+    for module in (parts, auto):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("transformers.models", "transformers.models.pair", "transformers.models.auto"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for architecture, loader in (("TextPart", "TextPart"), ("Other", "AutoModel")):
+        asked.clear()
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": "pair_text"}))
+        load_folder_model(tmp_path, trust=False)
+        assert [name for name, _ in asked] == [loader]
 
 
 @pytest.mark.parametrize("config", [{"architectures": [5]}, {"architectures": {"a": 1}}, {"auto_map": ["x"]}])

@@ -59,3 +59,23 @@ def test_load_onnx_axis_in_a_body_is_refused(tmp_path: Path) -> None:
     path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
     with pytest.raises(GraphError, match="axis = 4294967297, which runtimes truncate to 32 bits"):
         load_onnx(path)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Cast <to : int = @kind> (x)",
+        "y = my.own.Twist <axis : int = @axis> (x)",
+        "y = If (b) <then_branch = t () => (float[2, 8] p) { p = Softmax <axis : int = @axis> (x) },"
+        " else_branch = e () => (float[2, 8] q) { q = Relu (x) }>",
+    ],
+)
+def test_load_onnx_attribute_of_no_function_is_refused(nodes: str, tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["": 21, "my.own": 1]> g (bool b, float[2, 8] x) => (float[2, 8] y)'
+        f" {{ {nodes} }}"
+    )
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    with pytest.raises(GraphError, match="but the node is not in a function; the file is damaged"):
+        load_onnx(path)

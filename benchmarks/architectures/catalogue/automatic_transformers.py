@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from normdeploy.loading.default_inputs import infer_default_inputs
+from normdeploy.loading.default_inputs import DefaultInputs, infer_default_inputs
 
 from .. import shrinking
 from .automatic import Candidate, Refused, brief
@@ -90,11 +90,11 @@ def _switch_caches_off(config: Any) -> None:
 def _inputs(module: nn.Module) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
     """Yield inputs to try: normdeploy's own choice, its texts alone, and inputs by the names in forward."""
     try:
-        specs, ranges = infer_default_inputs(module, Path("no folder"))
+        default = infer_default_inputs(module, Path("no folder"))
     except Exception:
-        specs, ranges = [], {}
-    specs = [_with_ids(spec) for spec in specs]
-    ranges = _shorten(ranges)
+        default = DefaultInputs([])
+    specs = [_with_ids(spec) for spec in default.specs]
+    ranges = _shorten(default.ranges)
     if specs:
         yield tuple(specs), ranges
         texts = [spec for spec in specs if spec.partition(":")[0] in _TEXT]

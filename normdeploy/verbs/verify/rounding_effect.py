@@ -21,7 +21,7 @@ from ...runtimes.rounding_noise import RoundingRunner
 from ...types import Array, Arrays
 
 _Difference = TypeVar("_Difference")
-# Number of draws at a time, and seconds of computing after which no more are started.
+# Maximum number of draws at a time, and seconds of computing after which no more are started.
 _DRAWS = 8
 _MOST_SECONDS = 60.0
 
@@ -65,6 +65,9 @@ class RoundingEffect:
     def find_beyond(self, find: Callable[[RunResult], _Difference | None]) -> _Difference | None:
         """Draw roundings until they explain a difference, or until `MOST_RUNS` draws do not explain it.
 
+        One draw comes first, because most differences need no more, and one run of a large model takes seconds. Then
+        the number of draws doubles.
+
         Args:
             find: finds a difference that is larger than ``moved`` explains.
 
@@ -72,10 +75,10 @@ class RoundingEffect:
             the unexplained difference, or None.
         """
         start = time.process_time()
-        self.draw(_DRAWS)
+        self.draw(1)
         difference = find(self.moved)
         while difference is not None and self.draws < MOST_RUNS and time.process_time() - start < _MOST_SECONDS:
-            self.draw(_DRAWS)
+            self.draw(min(self.draws, _DRAWS, MOST_RUNS - self.draws))
             difference = find(self.moved)
         return difference
 

@@ -50,6 +50,12 @@ def test_choices_that_few_draws_miss_are_explained_by_more_draws() -> None:
     assert 8 < effect.draws <= MOST_RUNS
 
 
+def test_difference_that_one_draw_explains_needs_no_more_draws() -> None:
+    effect = RoundingEffect(ranked(1), FEEDS, FLOAT32)
+    assert effect.find_beyond(lambda moved: None) is None
+    assert effect.draws == 1
+
+
 def test_choice_that_rounding_does_not_decide_stays_unexplained() -> None:
     effect = RoundingEffect(ranked(1000), FEEDS, FLOAT32)
     assert effect.find_beyond(find_unmoved) == "a box"
