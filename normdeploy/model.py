@@ -359,6 +359,7 @@ class ModelSignature:
             narrower than those of ``inputs``.
         word: name of the file or record that ``inputs`` come from; "" if ``inputs`` come from the model itself or from
             the user.
+        traced_by: exporter that made the trace, with its version; "" for torch.export.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -369,6 +370,7 @@ class ModelSignature:
     taken: dict[str, str] = field(default_factory=dict)
     claimed: tuple[InputSpec, ...] = ()
     word: str = ""
+    traced_by: str = ""
 
     @property
     def named_dims(self) -> dict[str, Dim]:
@@ -402,11 +404,13 @@ class LoadedModel(ModelSignature):
             kwargs.
         written: module paths of the buffers that ``forward`` changes.
         notes: remarks for the user on how the model was loaded.
+        constants: parameters of forward that are constants of the program, by name.
     """
 
     program: torch.export.ExportedProgram
     written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def as_signature(self) -> ModelSignature:

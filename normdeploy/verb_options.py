@@ -255,7 +255,7 @@ class LoadingOptions:
         (),
         "--input",
         r'Name, dtype, shape and value range of an input. For example, "ids:int64\[n,s]{0:999}" is the input ids of'
-        " shape n × s with values from 0 to 998. Repeatable.",
+        " shape n × s with values from 0 to 998. {1,16,16} lists all values of a constant input. Repeatable.",
         metavar="SPEC",
         type=list[str] | None,
     )

@@ -173,9 +173,10 @@ def describe_file_inputs(
     names = [item.name for item in stated]
     values, others = parse_input_values(inputs, names)
     # The package ``loading`` imports torch, which verbs on ONNX files do not need otherwise.
-    from ..loading.input_request import parse_input_request
+    from ..loading.input_request import parse_input_request, refuse_constants
 
     wishes = parse_input_request(others, dims, names, every)
+    refuse_constants(wishes, "an ONNX file")
     if twice := next((wish.name for wish in wishes.inputs if wish.name in values), None):
         raise InputError(f"the input {twice!r} is passed twice; write its values after its shape, {twice}[...]{{0:10}}")
     return _build_input_specs(stated, described, wishes, values, label)

@@ -28,7 +28,7 @@ from .hub import resolve_model_path
 from .huggingface_folder import PreparedFolder, load_folder_model, prepare_folder, require_complete_weights
 from .huggingface_tasks import ALL_PARTS, PART_FILES, PARTS
 from .in_place_writes import find_written_buffers
-from .input_request import InputRequest, dynamic_dim_names, parse_input_request
+from .input_request import InputRequest, dynamic_dim_names, parse_input_request, refuse_constants
 from .input_specs import build_input_specs
 from .live_module import from_module, trace_module, unwrap_module
 from .model_zoos import MadeModel, describe_zoo_inputs, make_named_model, make_zoo_model, note_random_weights
@@ -378,6 +378,7 @@ def _model_from_program(
     program: torch.export.ExportedProgram, guards: Sequence[SizeGuard], wishes: InputRequest, eval_mode: bool
 ) -> LoadedModel:
     require_eval_graph(program, eval_mode)
+    refuse_constants(wishes, "an ExportedProgram")
     names = [tensor.name for tensor in find_placeholders(program)[0]]
     if wishes.inputs:
         matched = match_requested_inputs(names, wishes.inputs, "the program's inputs")

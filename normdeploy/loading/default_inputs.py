@@ -109,6 +109,8 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
         if "input_labels" in parameters:
             shapes["input_labels"] = "int64[batch,point_batch,points]{0:2}"
         ranges |= {"point_batch": "1:2:4", "points": "1:2:8"}
+    if "grid_thw" in parameters and "hidden_states" in parameters:
+        shapes |= _describe_patches(config)
     if "decoder_input_ids" in parameters and getattr(config, "is_encoder_decoder", False):
         shapes["decoder_input_ids"] = "int64[batch,decoder_seq]"
     beside = [name for name in shapes if _is_placed_by_tokens(model, parameters, name)]
@@ -237,6 +239,24 @@ def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], prepr
         batch = "batch"
     channels = modality_setting(config, "num_channels", _CHANNELS)
     return f"{batch},{several}{channels},{height},{width}"
+
+
+def _describe_patches(config: Any) -> dict[str, str]:
+    """Return the inputs of a vision encoder that takes the patches of all images in one list (Qwen-VL, GLM-V): the
+    pixels of each patch, and the number of patches in time, height and width.
+
+    The numbers are those of one image, because such an encoder can be traced only at known numbers. The size of the
+    image is that of the config: the preprocessor states only limits of the number of pixels.
+    """
+    side = getattr(config, "patch_size", None) or 14
+    merged = getattr(config, "spatial_merge_size", None) or 1
+    channels = getattr(config, "in_channels", None) or getattr(config, "in_chans", None) or _CHANNELS
+    frames = getattr(config, "temporal_patch_size", None) or 1
+    height, width = (max(size // (side * merged), 1) * merged for size in preprocessed_image_size(config, {}))
+    return {
+        "hidden_states": f"float32[{height * width},{channels * frames * side**2}]",
+        "grid_thw": f"int64[1,3]{{1,{height},{width}}}",
+    }
 
 
 def _is_main_input(model: nn.Module, name: str) -> bool:

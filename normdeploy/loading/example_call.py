@@ -324,6 +324,25 @@ def copy_example_call(
     return replace(call, args=own_args, kwargs=own_kwargs)
 
 
+def name_arguments(module: nn.Module, call: ExampleCall) -> dict[str, Any]:
+    """Name the arguments of a call by forward's parameters.
+
+    Returns:
+        Parameter -> argument.
+
+    Raises:
+        InputError: an argument has no name, because forward takes *args or has parameters by position alone.
+    """
+    bound = forward_signature(module).bind(*call.args, **call.kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise InputError(f"{type(module).__name__} takes {name!r} by position alone: give it a name in forward")
+        named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return named
+
+
 def placeholder_names(bound: inspect.BoundArguments) -> dict[int, str]:
     """Compute the name that torch.export gives each tensor's placeholder, for example ``batch_ids`` for
     ``batch["ids"]``.

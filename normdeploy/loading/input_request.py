@@ -1,6 +1,7 @@
 """Parse the user's inputs and dims: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the brackets around the DIMs are literal; the default DTYPE is float32
+    NAME[:DTYPE][ SIZE, ... ]{VALUE, ...}     constant values in row-major order; the file has no such input
     DIM = SIZE | NAME | NAME=MIN:OPT:MAX[:STEP] | DIM+DIM      a size is static, a name is dynamic
 
 One name means one size everywhere. The range is half-open for integers: {0:30522} are the ids 0 to 30521.
@@ -28,6 +29,21 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
+class InputConstant:
+    """Input with constant values. It is a part of the trace, and not an input of the file.
+
+    Attributes:
+        dtype: numpy's name, or "bfloat16"; "" if the user omitted it.
+        values: the elements in row-major order.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class InputRequest:
     """Inputs and dims that the user stated.
 
@@ -39,6 +55,7 @@ class InputRequest:
         single: dims whose range is a single size. They are static in ``inputs``.
         assumed: dims that normdeploy named in inputs that it derived itself. The user does not need them to be dynamic.
         fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
+        constants: inputs with constant values, by name. They are not in ``inputs``.
         notes: about inputs that normdeploy derived itself.
     """
 
@@ -49,6 +66,7 @@ class InputRequest:
     single: dict[str, Dim] = field(default_factory=dict)
     assumed: frozenset[str] = frozenset()
     fixed: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, InputConstant] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -111,10 +129,28 @@ def parse_input_request(
     names = [wish.name for wish in drafts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"the input {twice[0]!r} is passed {names.count(twice[0])} times: pass each input once")
-    used = dynamic_dim_names(drafts)
+    free = [wish for wish in drafts if isinstance(wish, InputSpec)]
+    used = dynamic_dim_names(free)
     known = {name: Dim(name, *DEFAULT_SIZES) for name in used} | ranges
-    wishes = InputRequest(tuple(drafts), {}, frozenset(ranges)).with_dims(known)
+    constants = {wish.name: wish for wish in drafts if isinstance(wish, InputConstant)}
+    wishes = InputRequest(tuple(free), {}, frozenset(ranges), constants=constants).with_dims(known)
     return _make_single_sizes_static(wishes)
+
+
+def refuse_constants(wishes: InputRequest, model: str) -> None:
+    """Refuse constant values for inputs of a model whose graph is finished.
+
+    Args:
+        model: the kind of model, for the message.
+
+    Raises:
+        InputError: the request has constants.
+    """
+    if wishes.constants:
+        raise InputError(
+            f"the input {next(iter(wishes.constants))!r} was declared with constant values, but {model} keeps all its "
+            "inputs: write {LOW:HIGH} for a range of values"
+        )
 
 
 def dynamic_dim_names(wishes: Sequence[InputSpec]) -> list[str]:
@@ -131,7 +167,7 @@ def _make_single_sizes_static(wishes: InputRequest) -> InputRequest:
     single = {name: Dim.from_size(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
     inputs = tuple(wish.with_ranges_of(single) for wish in wishes.inputs)
     dims = {name: dim for name, dim in wishes.dims.items() if name not in single}
-    return InputRequest(inputs, dims, wishes.stated - single.keys(), single=single)
+    return replace(wishes, inputs=inputs, dims=dims, stated=wishes.stated - single.keys(), single=single)
 
 
 def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
@@ -143,7 +179,9 @@ def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
         )
 
 
-def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]) -> InputSpec:
+def _parse_input(
+    text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]
+) -> InputSpec | InputConstant:
     name, match = _split_input_name(text, names)
     if match is None:
         raise InputError(
@@ -164,11 +202,34 @@ def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_
         shape = tuple(_parse_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
     else:
         shape = ()
-    if match["range"] is not None:
-        values = _parse_value_range(match["range"], text)
-    else:
-        values = None
-    return InputSpec(name, dtype, shape, values)
+    if match["range"] is None:
+        return InputSpec(name, dtype, shape)
+    if ":" not in match["range"]:
+        return _parse_constant(name, dtype, shape, match["range"], text)
+    return InputSpec(name, dtype, shape, _parse_value_range(match["range"], text))
+
+
+def _parse_constant(name: str, dtype: str, shape: tuple[Dim, ...], body: str, text: str) -> InputConstant:
+    if any(dim.name for dim in shape):
+        raise InputError(
+            f"the input {text!r} has constant values, so its sizes must be numbers: write "
+            f"{name}:int64[1,3]{{1,16,16}}, or write {{LOW:HIGH}} for a range of values"
+        )
+    whole = (dtype or "float32").startswith(("int", "uint"))
+    try:
+        values = tuple(int(part) if whole else float(part) for part in body.split(","))
+    except ValueError:
+        raise InputError(
+            f"the values {{{body}}} of {text!r} can't be read: write {{LOW:HIGH}}, for example {{0:30522}}, or all "
+            "values, for example {1,16,16}"
+        ) from None
+    sizes = tuple(dim.opt for dim in shape)
+    if len(values) != math.prod(sizes):
+        raise InputError(
+            f"the input {text!r} has {len(values)} values, but its sizes {list(sizes)} take {math.prod(sizes)}: write "
+            "each value"
+        )
+    return InputConstant(name, dtype, sizes, values)
 
 
 def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:

@@ -6,16 +6,18 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..errors import ExportError, InputError, LoadError, NormdeployError
 from ..model import Dim, InputSpec, LoadedModel, named_dims_of
 from .config_limits import widen_unstated_dims
+from .constant_inputs import fix_inputs, make_constant_tensors, note_constants
 from .decided_extremes import decide_extremes
 from .default_inputs import choose_fixed_size
 from .dim_constraints import (
@@ -32,6 +34,7 @@ from .example_call import (
     copy_example_call,
     iter_example_sizes,
     make_example_call,
+    name_arguments,
     prefer_example_sizes,
     spread_arguments,
     user_dim_names,
@@ -52,6 +55,7 @@ from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .traceable_models import add_default_inputs
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
+from .transformers_exporter import TransformersExporter, find_transformers_exporter, require_same_outputs
 from .transformers_switches import set_traceable_switches
 
 # Wrapper classes of torch. The wrapper of torch.compile is not listed, because it is recognized by its child _orig_mod.
@@ -191,6 +195,9 @@ def trace_module(
     fix_fake_quantizers(module)
     if not (args or kwargs or dynamic_shapes is not None):
         wishes = add_default_inputs(module, wishes)
+    constants = make_constant_tensors(wishes.constants)
+    if constants:
+        fix_inputs(module, constants)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims were passed twice, as names in inputs and as dynamic_shapes: pass one of them")
     if dynamic_shapes is not None and not (args or kwargs):
@@ -206,7 +213,17 @@ def trace_module(
             f"{', '.join(dict.fromkeys(used)) or 'none'}"
         )
     with record_buffer_assignments(module) as replaced:
-        traced = _trace_fixing_dims(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+        try:
+            traced = _trace_fixing_dims(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+        except ExportError as failure:
+            exporter = find_transformers_exporter(module)
+            if exporter is None or dynamic_shapes is not None:
+                raise
+            traced = _trace_by_transformers(module, args, kwargs, wishes, eval_mode, exporter, failure)
+    constants |= traced.constants
+    notes = traced.notes
+    if constants:
+        notes = (*notes, note_constants(constants))
     program = traced.program
     require_tensor_outputs(program)
     outputs = name_outputs(program, [spec.name for spec in traced.inputs])
@@ -218,7 +235,9 @@ def trace_module(
         kind=kind,
         taken=traced.taken,
         written=written,
-        notes=traced.notes,
+        notes=notes,
+        constants=constants,
+        traced_by=traced.traced_by,
     )
     drop_guessed_asserts(model, lambda: copy_module(module))
     return model
@@ -235,12 +254,77 @@ class _Trace:
     Attributes:
         taken: dim name -> source of its largest size, as in `build_input_specs`.
         notes: about dims that the model fixes.
+        constants: inputs of the call that became constants, by name.
+        traced_by: exporter that made the trace, with its version; "" for torch.export.
     """
 
     program: torch.export.ExportedProgram
     inputs: tuple[InputSpec, ...]
     taken: dict[str, str]
     notes: tuple[str, ...]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    traced_by: str = ""
+
+
+# Traces a module at an example call with these dynamic dims. The last argument is True to leave the conditions on sizes
+# to asserts that run with the program.
+Tracer = Callable[[nn.Module, ExampleCall, Any, bool], torch.export.ExportedProgram]
+
+
+def trace_with_torch(
+    module: nn.Module, call: ExampleCall, shapes: Any, defer_asserts: bool
+) -> torch.export.ExportedProgram:
+    """Trace a module with torch.export."""
+    return torch.export.export(
+        module,
+        call.args,
+        call.kwargs,
+        dynamic_shapes=shapes,
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=defer_asserts,
+    )
+
+
+def _trace_by_transformers(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    eval_mode: bool,
+    exporter: TransformersExporter,
+    failure: ExportError,
+) -> _Trace:
+    """Trace a module with transformers' own exporter, because torch.export alone failed with ``failure``.
+
+    Inputs from whose values the exporter computes other arguments become constants.
+
+    Raises:
+        ExportError: ``failure``, with the reason why the exporter does not help.
+    """
+    if args or kwargs:
+        call = copy_example_call(module, args, kwargs, wishes)
+    else:
+        call = make_example_call(module, wishes, next(iter_example_sizes(wishes)))
+    try:
+        arguments = name_arguments(module, call)
+        with torch.no_grad(), preserve_torch_state():
+            expected = pytree.tree_leaves(copy_module(module)(**arguments))
+        sources = exporter.fix_derived_arguments(module, arguments, make_constant_tensors(wishes.constants))
+        free = {name: value for name, value in arguments.items() if name not in sources}
+        remaining = replace(wishes, inputs=tuple(wish for wish in wishes.inputs if wish.name not in sources))
+        traced = _trace_fixing_dims(
+            module, (), free if args or kwargs else {}, remaining, None, eval_mode, exporter.trace_call
+        )
+        require_same_outputs(traced.program, free, expected)
+    except Exception as error:
+        # The exporter replaces code of models, and its own code may raise any exception.
+        if str(error) == str(failure):
+            reason = f"{exporter.name} fails there too"
+        else:
+            reason = f"{exporter.name} does not help: {first_line(error)}"
+        raise ExportError(f"{failure}. {reason}") from failure
+    note = f"traced by {exporter.name}, because torch.export alone failed: {failure}"
+    return replace(traced, notes=(*traced.notes, note), constants=sources, traced_by=exporter.name)
 
 
 def _trace_fixing_dims(
@@ -250,6 +334,7 @@ def _trace_fixing_dims(
     wishes: InputRequest,
     dynamic_shapes: Any,
     eval_mode: bool,
+    tracer: Tracer = trace_with_torch,
 ) -> _Trace:
     """Trace a module. A dim that only this project named becomes static if the model fixes it.
 
@@ -258,7 +343,7 @@ def _trace_fixing_dims(
     first: NormdeployError | None = None
     while True:
         try:
-            return _trace_once(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+            return _trace_once(module, args, kwargs, wishes, dynamic_shapes, eval_mode, tracer)
         except (InputError, ExportError) as error:
             fixable = wishes.assumed & wishes.dims.keys()
             fixed = error.name if isinstance(error, FixedDimError) else ""
@@ -314,13 +399,14 @@ def _trace_once(
     wishes: InputRequest,
     dynamic_shapes: Any,
     eval_mode: bool,
+    tracer: Tracer,
 ) -> _Trace:
     given = wishes
     if args or kwargs:
         call = copy_example_call(module, args, kwargs, wishes)
-        program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
+        program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes, tracer)
     else:
-        program, call, wishes = _export_with_made_example(module, wishes)
+        program, call, wishes = _export_with_made_example(module, wishes, tracer)
     require_eval_graph(program, eval_mode)
     names = user_dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
     specs, taken = build_input_specs(
@@ -340,13 +426,13 @@ def _note_new_steps(dims: Mapping[str, Dim], given: InputRequest) -> list[str]:
 
 
 def _export_with_made_example(
-    module: nn.Module, wishes: InputRequest
+    module: nn.Module, wishes: InputRequest, tracer: Tracer
 ) -> tuple[torch.export.ExportedProgram, ExampleCall, InputRequest]:
     failure: _ExampleRunError | None = None
     for sizes in iter_example_sizes(widen_unstated_dims(wishes, getattr(module, "config", None))):
         call = make_example_call(module, wishes, sizes)
         try:
-            program, wishes = _export_widest(module, call, wishes, None)
+            program, wishes = _export_widest(module, call, wishes, None, tracer)
             return program, call, wishes
         except _ExampleRunError as error:
             failure = failure or error
@@ -355,16 +441,20 @@ def _export_with_made_example(
 
 
 def _export_widest(
-    module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
+    module: nn.Module,
+    call: ExampleCall,
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    tracer: Tracer = trace_with_torch,
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
     """Export the module. Dims without a stated range become as wide as the module allows; if this fails, they get their
     default maximum.
     """
     wider = widen_unstated_dims(wishes, getattr(module, "config", None))
     if wider.dims == wishes.dims:
-        return export_narrowing(module, call, wishes, dynamic_shapes)
+        return export_narrowing(module, call, wishes, dynamic_shapes, tracer)
     try:
-        return export_narrowing(module, call, wider, dynamic_shapes)
+        return export_narrowing(module, call, wider, dynamic_shapes, tracer)
     except (ExportError, InputError) as error:
         first = error
     # A dim that the model fixes to one size has this size in any range. If nobody demands more, the dim becomes static
@@ -372,7 +462,7 @@ def _export_widest(
     if isinstance(first, FixedDimError) and first.size is not None and first.name in wishes.assumed:
         raise first
     try:
-        return export_narrowing(module, call, wishes, dynamic_shapes)
+        return export_narrowing(module, call, wishes, dynamic_shapes, tracer)
     except (ExportError, InputError) as error:
         if isinstance(error, FixedDimError) or _restore_range_names(str(first), wider, wishes) == str(error):
             raise
@@ -388,7 +478,11 @@ def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest
 
 
 def export_narrowing(
-    module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
+    module: nn.Module,
+    call: ExampleCall,
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    tracer: Tracer = trace_with_torch,
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
     """Export a module. If torch finds that dims can't take their full range, narrow the dims without a stated range and
     retry.
@@ -409,7 +503,7 @@ def export_narrowing(
             shapes = _build_dynamic_shapes(module, call, wishes, multiples=not in_steps)
         with record_conditions(module) as conditions:
             try:
-                return _export_silently(module, call, shapes, in_steps), wishes
+                return _export_silently(module, call, shapes, in_steps, tracer), wishes
             except NormdeployError:
                 raise
             except Exception as error:
@@ -492,8 +586,10 @@ def _make_torch_dim(name: str, dim: Dim, multiples: bool) -> Any:
     return dim.step * torch.export.Dim(root_dim_name(name), min=dim.min // dim.step, max=dim.max // dim.step)
 
 
-def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
-    """Run torch.export without output.
+def _export_silently(
+    module: nn.Module, call: ExampleCall, shapes: Any, steps: bool, tracer: Tracer
+) -> torch.export.ExportedProgram:
+    """Run an exporter without output.
 
     Args:
         steps: True to leave the conditions on sizes to asserts that run with the program.
@@ -516,15 +612,7 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
         # The warnings are not for the user: they are about attributes that tracing assigns in the copy, and about
         # deprecated calls inside torch.
         warnings.simplefilter("ignore")
-        program = torch.export.export(
-            module,
-            call.args,
-            call.kwargs,
-            dynamic_shapes=shapes,
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=steps,
-        )
-        return inline_vmap(program, type(module).__name__)
+        return inline_vmap(tracer(module, call, shapes, steps), type(module).__name__)
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
         The module to trace, with its inputs and ranges.
 
     Raises:
-        InputError: the model has no such part, or no past.
+        InputError: the model has no such part, or no past, or the task does not support the model's inputs.
     """
     if part is not None:
         return _PARTS[part](model, folder)
@@ -86,6 +86,12 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     inputs = default.specs
     if task is None:
         return TraceableModel(model, inputs, default.ranges, notes=default.notes)
+    # The forward of a task takes its inputs by order, but a constant is passed by name.
+    if constants := parse_input_request(inputs, ()).constants:
+        raise InputError(
+            f"{type(model).__name__} is exported with constant values of {', '.join(constants)}, which the task "
+            f"{task.name} does not support: omit --task"
+        )
     if task.name == "text-generation" and "position_ids" in inspect.signature(model.forward).parameters:
         mask = next((i for i, text in enumerate(inputs) if text.startswith("attention_mask:")), len(inputs) - 1)
         inputs.insert(mask + 1, f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}")

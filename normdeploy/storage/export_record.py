@@ -55,7 +55,7 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
     """
     content = {
         "schema": SCHEMA,
-        "model": {"sha256": model.sha256, "kind": model.kind},
+        "model": {"sha256": model.sha256, "kind": model.kind} | _describe_tracer(model),
         "inputs": [_spec_to_json(spec) for spec in model.inputs],
         "outputs": list(model.outputs),
         "load": _to_portable_json(model.recorded),
@@ -63,6 +63,13 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
         "versions": {name: version(name) for name in ("torch", "onnx", "normdeploy")},
     }
     set_metadata(proto, _PROPERTY, content)
+
+
+def _describe_tracer(model: ModelSignature) -> dict[str, str]:
+    """Name the exporter that traced the model, if torch.export alone did not."""
+    if not model.traced_by:
+        return {}
+    return {"traced_by": model.traced_by}
 
 
 def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:

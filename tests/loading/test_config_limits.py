@@ -163,7 +163,7 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
                 raise ValueError("not in patches of 8")
             return pixel_values
 
-    def exported(module: nn.Module, call: Any, wishes: Any, shapes: Any) -> Any:
+    def exported(module: nn.Module, call: Any, wishes: Any, *_: Any) -> Any:
         raise ExportError("the first" if wishes.dims["width"].max == 16 else "the second")
 
     inputs = ["pixel_values[batch,3,height,width]"]

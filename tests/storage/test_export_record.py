@@ -129,3 +129,11 @@ def test_what_is_followed_whoever_wrote_it_is_checked(state: Path, load: dict[st
 def test_records_with_impossible_inputs(state: Path, change: dict[str, object]) -> None:
     with pytest.raises(GraphError, match="malformed"):
         read_record(altered(written(), {"inputs": [change]}))
+
+
+def test_record_names_the_exporter_only_if_it_is_not_torch(state: Path) -> None:
+    proto = written()
+    assert "traced_by" not in read_record(proto)["model"]
+    traced = LoadedModel(program=None, inputs=(), outputs=("y",), kind="live module", traced_by="other 1.0")  # type: ignore[arg-type]
+    write_record(proto, traced, {})
+    assert read_record(proto)["model"]["traced_by"] == "other 1.0"

@@ -41,7 +41,7 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
         the model with its own sizes and values if they are known. `ModelSignature.claimed` has claims that are
         narrower. `ModelSignature.word` names the record if only the record describes the inputs.
     """
-    if own is None or len(own.inputs) != len(claimed.inputs):
+    if own is None or len(own.inputs) != len(claimed.inputs) or not _has_same_constants(own, claimed):
         word = f"the record of {label}"
         # The record's range of an integer input is kept, because only the record knows which integers index a table.
         # Floating-point inputs get standard normal values.
@@ -57,6 +57,14 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
     inputs = tuple(_merge_value_range(ours, theirs) for ours, theirs in pairs)
     narrowed = tuple(replace(theirs, name=ours.name) for ours, theirs in pairs)
     return replace(own, inputs=inputs, claimed=narrowed)
+
+
+def _has_same_constants(own: LoadedModel, claimed: LoadedModel) -> bool:
+    """Return whether both models have the same constants in place of inputs. Otherwise the models are different."""
+    return own.constants.keys() == claimed.constants.keys() and all(
+        value.shape == own.constants[name].shape and bool((value == own.constants[name]).all())
+        for name, value in claimed.constants.items()
+    )
 
 
 def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:

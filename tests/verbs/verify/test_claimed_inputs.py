@@ -106,6 +106,16 @@ def test_a_claimed_step_of_a_term_narrows_a_sum(program: Path) -> None:
     assert merge_claims(own, stepped, "f.onnx").claimed == ()
 
 
+def test_claimed_constants_make_another_model(program: Path) -> None:
+    model = load(program)
+    claimed = replace(model, constants={"grid": torch.tensor([[1, 4, 4]])})
+    other = replace(model, constants={"grid": torch.tensor([[1, 8, 8]])})
+    # The file is compared with the model of its own constants, and the record is named as the source.
+    assert merge_claims(claimed, other, "f.onnx").word == "the record of f.onnx"
+    assert merge_claims(claimed, other, "f.onnx").constants == claimed.constants
+    assert merge_claims(claimed, replace(claimed), "f.onnx").word == ""
+
+
 def test_verify_right_file_with_claims_passes_and_tries_them(program: Path) -> None:
     file = program.with_name("right.onnx")
     normdeploy.export(program, output=file, inputs=["x[batch=1:2:4,16]{-1:0}"])
