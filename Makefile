@@ -6,13 +6,14 @@ ARCHITECTURES := .venv-architectures
 CLUSTERS := .venv-clusters
 PUBLISH := .venv-publish
 HUGGINGFACE := .venv-huggingface
+GENAI := .venv-genai
 # a worker gets whole files, so that what their tests share is made once; one thread for each: two workers with two
 # threads each are slower than two with one
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # of onnxruntime, where a script imports it before normdeploy (docs/reference/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish fleet-kills test-matrix huggingface quantization install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish fleet-kills test-matrix huggingface genai quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -97,12 +98,21 @@ fleet-kills: $(CLUSTERS)/.installed
 	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m benchmarks.fleet.kills
 
 # Hugging Face folders through export and verify; torchvision, whose wheel does not import beside the CPU torch, must not be in sight
-huggingface: $(STAMP)
+$(HUGGINGFACE)/.installed: $(STAMP) tests/architectures/requirements.txt
 	test -x $(HUGGINGFACE)/bin/python || $(BIN)/python -m venv $(HUGGINGFACE)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(HUGGINGFACE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
 	grep -v -e torchvision -e timm -e diffusers tests/architectures/requirements.txt > $(HUGGINGFACE)/requirements.txt
 	$(HUGGINGFACE)/bin/python -m pip install --quiet --no-deps --requirement $(HUGGINGFACE)/requirements.txt
+	touch $@
+
+huggingface: $(HUGGINGFACE)/.installed
 	$(HUGGINGFACE)/bin/python -m benchmarks.huggingface
+
+# decoders of Hugging Face folders in onnxruntime-genai, which brings its own onnxruntime, 100 MB
+genai: $(HUGGINGFACE)/.installed
+	test -x $(GENAI)/bin/python || $(BIN)/python -m venv $(GENAI)
+	$(GENAI)/bin/python -m pip install --quiet onnxruntime-genai==0.18.0
+	OMP_NUM_THREADS=1 $(HUGGINGFACE)/bin/python -m benchmarks.genai
 
 # quantized files beside ModelOpt's and onnxruntime's own, judged by samples that calibrated none; ModelOpt's environment comes into the cache, 100 MB
 quantization: $(STAMP)
@@ -125,4 +135,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv $(PUBLISH) .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) demo build *.egg-info
+	rm -rf .venv $(PUBLISH) .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) $(GENAI) demo build *.egg-info

@@ -43,7 +43,10 @@ _BASE = {
     **{"max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
 _GROUPED = {**_BASE, "num_key_value_heads": 2}
-_GPT2 = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_GPT2 = {
+    **{"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    **{"bos_token_id": 1, "eos_token_id": 2},
+}
 _OPT = {**{k: v for k, v in _BASE.items() if k != "intermediate_size"}, "ffn_dim": 48, "word_embed_proj_dim": 32}
 _BLOOM = {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 _FALCON = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .verbs.build.build_function import build
     from .verbs.check.check_function import check
     from .verbs.export.export_function import export
+    from .verbs.export.genai_export import export_genai
     from .verbs.export.parts_export import export_parts
     from .verbs.inspect.inspect_function import inspect
     from .verbs.optimize.optimize_function import optimize
@@ -35,6 +36,7 @@ __all__ = [
     "build",
     "check",
     "export",
+    "export_genai",
     "export_parts",
     "inspect",
     "open_runner",
@@ -54,6 +56,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _VERBS = ("bench", "bisect", "build", "check", "export", "inspect", "optimize", "package", "recheck", "run", "verify")
 _HOMES = {
     **{verb: f"verbs.{verb}.{verb}_function" for verb in _VERBS},
+    "export_genai": "verbs.export.genai_export",
     "export_parts": "verbs.export.parts_export",
     "open_runner": "verbs.run.run_function",
     "verify_parts": "verbs.verify.parts_comparison",

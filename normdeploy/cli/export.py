@@ -9,7 +9,7 @@ import normdeploy
 
 from ..reports.report import Report
 from ..verb_options import as_keywords
-from ..verbs.export.export_options import EveryPartOptions, ExportOptions
+from ..verbs.export.export_options import EveryPartOptions, ExportOptions, GenaiOption
 from .console import print_line, print_report, require_reports, show_progress
 from .options import ModelFile, Output, ReportingOptions
 
@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 
 
 def export(
-    source: ModelFile, output: Output, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
+    source: ModelFile,
+    output: Output,
+    load: EveryPartOptions,
+    folder: GenaiOption,
+    options: ExportOptions,
+    reporting: ReportingOptions,
 ) -> None:
     """Convert a PyTorch model to ONNX, with every normalization fused or folded and proved."""
+    if folder.genai:
+        _export_genai(source, output, load, options, reporting)
+        return
     if load.part == "all" or (load.part is None and _is_pipeline(source)):
         _export_parts(source, output, load, options, reporting)
         return
@@ -30,6 +38,18 @@ def export(
             source, output=output, progress=progress, **as_keywords(options), **load.load_keywords
         )
     print_report(result, _build_report(source, output, result), reporting)
+
+
+def _export_genai(
+    source: Path, output: Path, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
+) -> None:
+    """Export a decoder to a folder for onnxruntime-genai, with tables, report and page for its file."""
+    require_reports(reporting, (source, output, *options.calibrate))
+    with show_progress(reporting.quiet) as progress:
+        result = normdeploy.export_genai(
+            source, output, progress=progress, **as_keywords(options), **load.load_keywords
+        )
+    print_report(result, _build_report(source, result.path or output, result), reporting)
 
 
 def _is_pipeline(source: Path) -> bool:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import NormdeployError, RuntimeUnavailable
+from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..storage.file_replacement import replace_atomically, resolve_writable_path
 from ..types import PathLike
 from .file_hashes import FileHashes
@@ -76,6 +76,7 @@ def call_with_cache(
         NormdeployError: the verb or the store failed, or ``output`` can't be written. An existing file is kept.
         DamagedObject: the result in the store is damaged after each of several tries.
     """
+    _require_one_file(options)
     if output is not None:
         resolve_writable_path(output)
     sign, trust = resolve_keys(None, ())
@@ -113,6 +114,23 @@ def call_with_cache(
         else:
             return CachedResult(record, cached, log, report, tuple(notes))
     raise AssertionError("unreachable")
+
+
+def _require_one_file(options: Values) -> None:
+    """Refuse options with which ``export`` writes a folder.
+
+    Raises:
+        InputError: such an option is set.
+    """
+    if options.get("genai"):
+        flag = "--genai"
+    elif options.get("part") == "all":
+        flag = "--part all"
+    else:
+        return
+    raise InputError(
+        f"{flag} writes a folder, but --store holds single files; omit --store, and unset NORMDEPLOY_STORE if it is set"
+    )
 
 
 def _output_name(record: StepRecord) -> str:

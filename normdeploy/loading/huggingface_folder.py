@@ -109,6 +109,40 @@ def load_folder_model(
         wanted = find_task(task)
     else:
         wanted = None
+    checked = check_folder(path, trust=trust, root=root)
+    model, missing = _load_pretrained(path, _candidate_classes(checked.config, wanted), wanted, checked.options)
+    # The cache of keys and values is off. Tasks and parts with a past turn it on again.
+    set_traceable_switches(model)
+    return HuggingfaceFolder(path, model.eval(), wanted, missing)
+
+
+@dataclass(frozen=True)
+class CheckedFolder:
+    """Folder that was checked before transformers reads it.
+
+    Attributes:
+        config: content of ``config.json``.
+        options: arguments for ``from_pretrained`` of transformers' classes.
+    """
+
+    config: dict[str, Any]
+    options: dict[str, Any]
+
+
+def check_folder(path: Path, *, trust: bool, root: Path | None = None) -> CheckedFolder:
+    """Check that transformers can read the folder without leaving the folder, and without code that is not trusted.
+
+    Args:
+        root: as for ``load_folder_model``.
+
+    Returns:
+        The config, and the arguments for transformers.
+
+    Raises:
+        RuntimeUnavailable: transformers is not installed.
+        TrustError: the folder contains its own classes.
+        LoadError: the config is broken, or a file is outside of the folder.
+    """
     require_contained_files(path, root=root)
     config = _read_config(path)
     require_plausible_config(path, config)
@@ -124,11 +158,7 @@ def load_folder_model(
         )
     # If trust_remote_code is not set, transformers asks at the terminal whether to run the code that a file of the
     # folder names.
-    options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
-    model, missing = _load_pretrained(path, _candidate_classes(config, wanted), wanted, options)
-    # The cache of keys and values is off. Tasks and parts with a past turn it on again.
-    set_traceable_switches(model)
-    return HuggingfaceFolder(path, model.eval(), wanted, missing)
+    return CheckedFolder(config, {"trust_remote_code": trust and bool(files), "local_files_only": True})
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, Any]]:
@@ -188,9 +218,7 @@ def _load_pretrained(
     for loader in loaders:
         try:
             with _silence_transformers():
-                model, info = loader.from_pretrained(
-                    str(path), local_files_only=True, output_loading_info=True, **options
-                )
+                model, info = loader.from_pretrained(str(path), output_loading_info=True, **options)
             return model, frozenset(info["missing_keys"])
         except Exception as failure:
             # The errors of transformers share no base class: OSError, ValueError, SafetensorError, and others.

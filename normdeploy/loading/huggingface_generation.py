@@ -54,7 +54,7 @@ class FolderGenerator:
         config = model.config.get_text_config(decoder=True)
         self.vocabulary = int(config.vocab_size)
         # The number of positions that a layer sees, if the model has a sliding window.
-        self.window = _find_window(config)
+        self.window = find_window(config)
 
     def generate(self, ids: Array, mask: Array, count: int) -> GreedyRun:
         """Generate ``count`` tokens after prompts. A token that ends a text does not end the run.
@@ -99,7 +99,12 @@ class FolderGenerator:
         return GreedyRun(made.sequences[:, ids.shape[1] :].numpy().astype(np.int64), values)
 
 
-def _find_window(config: Any) -> int | None:
+def find_window(config: Any) -> int | None:
+    """Find the width of a decoder's sliding window in its config.
+
+    Returns:
+        The number of positions that a layer sees; None without a window.
+    """
     window = getattr(config, "sliding_window", None)
     if isinstance(window, int) and getattr(config, "use_sliding_window", True):
         return window

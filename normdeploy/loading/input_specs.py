@@ -306,9 +306,9 @@ def _fit_ranges_to_guards(
                     )
             dims = dims | {name: replace(dim, step=_find_guarded_step(dim, guard_broken_at))}
             continue
-        opt = _first_valid_size(range(dim.opt, dim.max + 1, dim.step), guard_broken_at) or _first_valid_size(
-            range(dim.opt, dim.min - 1, -dim.step), guard_broken_at
-        )
+        opt = _first_valid_size(range(dim.opt, dim.max + 1, dim.step), guard_broken_at)
+        if opt is None:
+            opt = _first_valid_size(range(dim.opt, dim.min - 1, -dim.step), guard_broken_at)
         if opt is None:
             guard = guard_broken_at(dim.opt)
             if guard:
@@ -319,9 +319,10 @@ def _fit_ranges_to_guards(
                 f"no size of the dim {dim} meets the program's condition {condition}: pass its range with --dim"
             )
         best[name] = opt
-        low = _first_valid_size(range(dim.min, opt + 1, dim.step), guard_broken_at) or opt
-        high = _first_valid_size(range(dim.max, opt - 1, -dim.step), guard_broken_at) or opt
-        fitted = replace(dim, min=low, opt=opt, max=high)
+        low = _first_valid_size(range(dim.min, opt + 1, dim.step), guard_broken_at)
+        high = _first_valid_size(range(dim.max, opt - 1, -dim.step), guard_broken_at)
+        # A smallest size of 0 is valid, for example for the past of a decoder.
+        fitted = replace(dim, min=opt if low is None else low, opt=opt, max=opt if high is None else high)
         dims = dims | {name: replace(fitted, step=_find_guarded_step(fitted, guard_broken_at))}
     return dims
 

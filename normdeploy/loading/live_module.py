@@ -18,6 +18,7 @@ from ..errors import ExportError, InputError, LoadError, NormdeployError
 from ..model import Dim, InputSpec, LoadedModel, named_dims_of
 from .config_limits import widen_unstated_dims
 from .constant_inputs import fix_inputs, make_constant_tensors, note_constants
+from .decided_extremes import decide_extremes
 from .default_inputs import choose_fixed_size
 from .dim_constraints import (
     FixedDimError,
@@ -606,6 +607,7 @@ def _export_silently(
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
         trace_len_symbolically(module),
+        decide_extremes(),
     ):
         # The warnings are not for the user: they are about attributes that tracing assigns in the copy, and about
         # deprecated calls inside torch.

@@ -226,6 +226,13 @@ def test_a_sum_of_dims() -> None:
     ] == Dim.from_size(3)
 
 
+def test_a_range_that_normdeploy_chose_keeps_its_smallest_size_0() -> None:
+    request = parse_input_request(["past[batch,past,8]"], ["batch=1:2:3", "past=0:4:7"])
+    request = replace(request, assumed=frozenset(request.dims))
+    model = trace_module(nn.Linear(8, 8).eval(), (), {}, request, kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:2:3", "past=0:4:7", "8"]
+
+
 class Decoder(nn.Module):
     """What a decoder with a past is to torch.export: keys and values go in, longer ones come out."""
 
@@ -584,6 +591,21 @@ def test_an_unknown_task_is_refused_before_transformers_is_imported(tmp_path: Pa
 def test_past_and_new_tokens_share_the_positions(stated: dict[str, int], ranges: dict[str, str]) -> None:
     ready = TraceableModel(nn.Identity(), [], new="seq", positions=64)
     assert unstated_ranges(ready, stated) == ranges
+
+
+@pytest.mark.parametrize(
+    ("stated", "ranges"),
+    [
+        ({}, {"past": "0:8:63", "seq": "1:1:1"}),
+        ({"past": 40}, {"seq": "1:1:1"}),
+        ({"seq": 1}, {"past": "0:8:63"}),
+    ],
+)
+def test_a_model_with_a_linear_attention_reads_one_token(stated: dict[str, int], ranges: dict[str, str]) -> None:
+    ready = TraceableModel(nn.Identity(), [], new="seq", positions=64, one_token=True)
+    assert unstated_ranges(ready, stated) == ranges
+    with pytest.raises(InputError, match="seq may have up to 4 tokens, but this model is exported with one token"):
+        unstated_ranges(ready, {**stated, "seq": 4})
 
 
 @pytest.mark.parametrize("stated", [{"past": 64}, {"past": 60, "seq": 5}])

@@ -1,4 +1,4 @@
-"""Options of ``export`` and ``export_parts``."""
+"""Options of ``export``, ``export_parts`` and ``export_genai``."""
 
 from __future__ import annotations
 
@@ -40,9 +40,21 @@ class EveryPartOptions(LoadingOptions):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenaiOption:
+    """Option for a folder that onnxruntime-genai loads."""
+
+    genai: bool = option_field(
+        False,
+        "--genai",
+        "Write a folder that onnxruntime-genai loads: a decoder with its past as model.onnx, genai_config.json, and the"
+        " files of the tokenizer. Only for Hugging Face folders.",
+    )
+
+
 @dataclass(frozen=True)
-class ExportPartsCall(ExportOptions, LoadingOptions):
-    """Arguments of a call of ``export_parts``."""
+class ExportFolderCall(ExportOptions, LoadingOptions):
+    """Arguments of a call of ``export_parts`` or ``export_genai``."""
 
     source: PathLike
     output: PathLike

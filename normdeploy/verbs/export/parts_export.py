@@ -6,7 +6,7 @@
                                  and of its cross-attention
   decoder_with_past_model.onnx   the decoder for later tokens; takes all keys and values, and returns the keys and
                                  values of its self-attention
-  config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, if present)
+  config.json, tokenizer.json, ...   copied from the model's folder (``output_folder.COPIED``, if present)
 
 <folder>/ of a pipeline
   unet/model.onnx, vae_decoder/model.onnx, ...   each model of the pipeline (`normdeploy.loading.pipeline_parts`)
@@ -35,25 +35,19 @@ from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
 from ...loading.huggingface_tasks import ALL_PARTS
 from ...loading.pipeline_index import PipelineIndex, read_pipeline_index
-from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
+from ...storage.folder_replacement import replace_folder_atomically
 from ...types import PathLike
 from ...verb_options import ConversionOptions, as_keywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
-from ..export.export_options import ExportOptions, ExportPartsCall
+from ..export.export_options import ExportFolderCall, ExportOptions
 from ..stage_progress import prefix_progress
 from .export_function import export
+from .output_folder import copy_data_files, require_new_folder, require_outside
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COPIED = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.json", "vocab.txt", "merges.txt", "normalizer.json"),
-    *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
-)
-"""Files that tell how to make inputs and decode outputs: data only, no weights and no code."""
 _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
@@ -73,8 +67,8 @@ class ExportedParts(Renderable, dict[str, ExportResult]):
             console.print()
 
 
-@take_fields_as_arguments(ExportPartsCall)
-def export_parts(call: ExportPartsCall) -> ExportedParts:
+@take_fields_as_arguments(ExportFolderCall)
+def export_parts(call: ExportFolderCall) -> ExportedParts:
     """Export the parts of a Hugging Face encoder-decoder or a diffusers pipeline to ONNX files that can run together.
 
     The parts of an encoder-decoder are the encoder, the decoder, and the decoder with its past. The parts of a pipeline
@@ -98,11 +92,11 @@ def export_parts(call: ExportPartsCall) -> ExportedParts:
         NormdeployError: as for ``export``, with the name of the part; or ``output`` is not empty or can't be written.
     """
     _require_one_for_all(call)
-    target = _require_new_folder(call.output)
+    target = require_new_folder(call.output, "the parts need", "or export one part with --part")
     read = _loading_of_all(call)
     options = as_keywords(call, ExportOptions)
     files = find_part_files(os.fspath(call.source), trust=call.trust)
-    _require_outside(target, resolve_model_path(os.fspath(call.source)))
+    require_outside(target, resolve_model_path(os.fspath(call.source)))
     results: dict[str, ExportResult] = {}
     with replace_folder_atomically(target) as folder:
         for part, model in load_parts(os.fspath(call.source), **cast("Any", read)):
@@ -137,20 +131,6 @@ def name_part(part: str) -> Iterator[None]:
         raise type(error)(f"{part}: {error}") from error
 
 
-def _require_outside(target: Path, source: Path) -> None:
-    """Refuse an output inside the model's folder, because the folder's hash would then cover the output.
-
-    Raises:
-        InputError: ``target`` is inside ``source``.
-    """
-    root = source.resolve()
-    if target.is_relative_to(root):
-        raise InputError(
-            f"the output {os.fspath(target)!r} is inside the model's folder {os.fspath(root)!r}; choose a folder"
-            " outside"
-        )
-
-
 def _require_one_for_all(options: ConversionOptions) -> None:
     """Refuse options that apply to a single part only.
 
@@ -165,7 +145,7 @@ def _require_one_for_all(options: ConversionOptions) -> None:
         raise InputError("parts are quantized one at a time; export one part with --part NAME")
 
 
-def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
+def _loading_of_all(call: ExportFolderCall) -> dict[str, Any]:
     """Return the loading options that apply to all parts, without the option ``part``.
 
     Raises:
@@ -182,32 +162,13 @@ def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
     return stated
 
 
-def _require_new_folder(output: PathLike) -> Path:
-    """Check that ``output`` can be created as a new folder, and return its path.
-
-    Raises:
-        InputError: ``output`` is a file, or its name ends in ".onnx".
-        NormdeployError: the folder is not empty, or its parent does not exist.
-    """
-    path = Path(output)
-    if path.suffix == ".onnx" or path.is_file():
-        raise InputError(
-            f"the parts need a folder, but the output {os.fspath(output)!r} is"
-            f" {'a' if path.is_file() else 'named like a'} file; pass a new folder, such as"
-            f" {os.fspath(path.with_suffix(''))}-onnx, or export one part with --part"
-        )
-    return require_empty_dir(output)
-
-
 def _copy_config(source: PathLike, folder: Path) -> None:
     model = resolve_model_path(os.fspath(source))
     if (model / PIPELINE_INDEX).is_file():
         # The index was read before, with the user's choice about trust. Code is not copied in any case.
         _copy_pipeline_files(read_pipeline_index(model, trust=True), folder)
         return
-    for name in COPIED:
-        if (model / name).is_file():
-            shutil.copyfile(model / name, folder / name)
+    copy_data_files(model, folder)
 
 
 def _copy_pipeline_files(index: PipelineIndex, folder: Path) -> None:

@@ -30,7 +30,7 @@ from normdeploy.loading.huggingface_tasks import PART_FILES
 from normdeploy.storage.export_record import read_record
 from normdeploy.storage.folder_replacement import replace_folder_atomically
 from normdeploy.storage.onnx_files import save_onnx
-from normdeploy.verbs.export.parts_export import COPIED
+from normdeploy.verbs.export.output_folder import COPIED
 
 FILES = tuple(PART_FILES.values())
 
