@@ -291,8 +291,11 @@ def made(family: Family, folder: Path, spread: float = 0.02) -> Path:
     model = getattr(transformers, family.model)(family.config(transformers)).eval()
     with torch.no_grad():
         # The library initializes gammas to 1 and betas to 0, which would hide lost ones.
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             parameter.add_(spread * torch.randn_like(parameter))
+            # The initial decay of a linear attention forgets nearly all of its state, which would hide a lost state.
+            if name.endswith("A_log"):
+                parameter.sub_(3)
     model.save_pretrained(folder)
     if family.preprocessor:
         (folder / "preprocessor_config.json").write_text(json.dumps(family.preprocessor))

@@ -1,4 +1,6 @@
-"""Small decoders with a cache: one that counts, as ONNX, and one with attention and rotary positions in torch."""
+"""Small decoders with a cache: one that counts, as ONNX; in torch, one with attention and rotary positions, and one
+with a linear attention.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from torch import nn
 
 VOCABULARY = 12
 HIDDEN, HEADS, HEAD = 16, 2, 8
+# Number of tokens that the convolution sees.
+WIDTH = 3
 COUNTING = f"""
 <ir_version: 10, opset_import: ["": 21]>
 counting (int64[batch, seq] input_ids, int64[batch, total] attention_mask, int64[batch, seq] position_ids,
@@ -181,3 +185,131 @@ class EagerLoop:
             tokens = [*tokens, read]
             seen = torch.cat([seen, torch.ones_like(read)], 1)
         return Greedy(torch.cat(list(tokens), 1).numpy(), torch.stack(logits, 1).numpy())
+
+
+class RecurrentDecoder(nn.Module):
+    """One layer of a gated linear attention behind a convolution, without biases, so that 0 leaves zero states zero.
+
+    ``forward`` reads the whole text without a cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN)
+        self.norm = nn.RMSNorm(HIDDEN, eps=1e-5)
+        self.project = nn.Linear(HIDDEN, 3 * HIDDEN, bias=False)
+        self.decay = nn.Linear(HIDDEN, 1, bias=False)
+        self.kernel = nn.Parameter(torch.randn(3 * HIDDEN, WIDTH))
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        conv, state = empty_states(input_ids.shape[0], self.kernel.dtype)
+        logits = []
+        for place in range(input_ids.shape[1]):
+            seen = attention_mask[:, : place + 1]
+            made, conv, state = self.read(input_ids[:, place : place + 1], seen, conv, state)
+            logits.append(made)
+        return {"logits": torch.cat(logits, 1)}
+
+    def read(
+        self, ids: torch.Tensor, mask: torch.Tensor, conv: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Read one token.
+
+        Returns:
+            logits, the last inputs of the convolution, the state of the linear attention.
+        """
+        x = self.norm(self.embed(ids[:, 0])) * self.seen(mask)
+        conv = torch.cat([conv[:, :, 1:], self.project(x)[:, :, None]], -1)
+        query, key, value = nn.functional.silu((conv * self.kernel).sum(-1)).chunk(3, -1)
+        state = state * torch.exp(-self.rate(x))[:, :, None] + key[:, :, None] * value[:, None] / HIDDEN
+        mixed = (state * query[:, :, None]).sum(1)
+        return self.head(x + mixed)[:, None], conv, state
+
+    def rate(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.softplus(self.decay(x))
+
+    def seen(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[:, -1:]
+
+
+class GrowingState(RecurrentDecoder):
+    """Fault: the decay has the wrong sign."""
+
+    def rate(self, x: torch.Tensor) -> torch.Tensor:
+        return -super().rate(x)
+
+
+class PaddedState(RecurrentDecoder):
+    """Fault: the padding is read into the states."""
+
+    def seen(self, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(mask[:, -1:])
+
+
+class WithStates(nn.Module):
+    """The decoder with its states as inputs and outputs. It reads one token."""
+
+    def __init__(self, decoder: RecurrentDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, conv: torch.Tensor, state: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        logits, conv, state = self.decoder.read(ids, mask, conv, state)
+        return {"logits": logits, "present_conv.0": conv, "present_recurrent.0": self.passed_on(state)}
+
+    def passed_on(self, state: torch.Tensor) -> torch.Tensor:
+        return state
+
+
+class ForgottenState(WithStates):
+    """Fault: the state is not passed on."""
+
+    def passed_on(self, state: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(state)
+
+
+def empty_states(batch: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the states before the first token."""
+    return torch.zeros(batch, 3 * HIDDEN, WIDTH, dtype=dtype), torch.zeros(batch, HIDDEN, HIDDEN, dtype=dtype)
+
+
+STATE_INPUTS = (
+    f"input_ids:int64[batch,1]{{0:{VOCABULARY}}}",
+    "attention_mask:int64[batch,total]",
+    f"past_conv.0:float32[batch,{3 * HIDDEN},{WIDTH}]{{-3.0:3.0}}",
+    f"past_recurrent.0:float32[batch,{HIDDEN},{HIDDEN}]{{-3.0:3.0}}",
+)
+STATE_DIMS = ("total=1:8:64",)
+
+
+def state_example() -> tuple[torch.Tensor, ...]:
+    ids, mask = (torch.ones(2, length, dtype=torch.int64) for length in (1, 8))
+    return ids, mask, *empty_states(2)
+
+
+class RecurrentLoop:
+    """The decoder with a linear attention in eager mode, with its own loop and states."""
+
+    vocabulary = VOCABULARY
+    window = None
+
+    def __init__(self, decoder: RecurrentDecoder) -> None:
+        self.decoder = decoder
+
+    @torch.no_grad()
+    def generate(self, ids: np.ndarray, mask: np.ndarray, count: int) -> Greedy:
+        read, seen = torch.from_numpy(ids), torch.from_numpy(mask)
+        states = empty_states(len(ids))
+        logits: list[torch.Tensor] = []
+        for place in range(ids.shape[1] + count - 1):
+            made, *states = self.decoder.read(read[:, place : place + 1], seen[:, : place + 1], *states)
+            if place + 1 < ids.shape[1]:
+                continue
+            logits.append(made[:, 0])
+            read = torch.cat([read, made[:, 0].argmax(-1, keepdim=True)], 1)
+            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
+        return Greedy(read[:, ids.shape[1] :].numpy(), torch.stack(logits, 1).numpy())

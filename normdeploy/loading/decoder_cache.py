@@ -1,11 +1,13 @@
 """Convert the cache of a decoder to tensors and back while the decoder is traced.
 
 A layer with attention has keys and values [batch, heads, length, head size], which grow. A layer with a convolution
-(LFM2) has a state [batch, channels, width] of constant size, which begins with zeros. The names are those of optimum
-and transformers.js: ``past_key_values.0.key`` and ``present.0.key``, ``past_conv.1`` and ``present_conv.1``.
+(LFM2) has a state [batch, channels, width] of constant size, which begins with zeros. A layer with a linear attention
+has such a state and a recurrent state [batch, heads, head size, state size]. The names are those of optimum and
+transformers.js: ``past_key_values.0.key`` and ``present.0.key``, ``past_conv.1`` and ``present_conv.1``,
+``past_recurrent.1`` for a delta rule (Qwen3-Next) and ``past_ssm.1`` for a state space (Mamba).
 
-The states of a linear attention (Mamba, Qwen3-Next) are refused. transformers computes them in a loop over chunks of
-tokens, and a trace can't leave the number of chunks open.
+transformers reads several tokens of a linear attention in a loop over chunks, and a trace can't leave the number of
+chunks open. A single token has its own branch without a loop, so these models are traced with one token.
 """
 
 from __future__ import annotations
@@ -25,6 +27,12 @@ from .key_value_cache import KINDS, prefilled_layer_class
 from .program_signature import dtype_name
 
 _CONV = "conv"
+RECURRENT = "recurrent"
+_STATE_SPACE = "ssm"
+# Kind of a state -> attribute of transformers' layers.
+_STATE_ATTRIBUTES = {_CONV: "conv_states", RECURRENT: "recurrent_states", _STATE_SPACE: "recurrent_states"}
+# Names of a state space's size in configs (Falcon-H1, Nemotron-H, Mamba 2).
+_STATE_SIZES = ("mamba_d_state", "ssm_state_size", "state_size")
 # Function of transformers that makes the mask of layers with states. It asks whether one token is read.
 _MASK_FUNCTION = "create_recurrent_attention_mask"
 
@@ -34,7 +42,7 @@ class CacheSlot:
     """Place of one tensor in a cache.
 
     Attributes:
-        kind: "key", "value" or "conv".
+        kind: "key", "value", "conv", "recurrent" or "ssm".
         index: number of the state, if a layer has several of one kind.
     """
 
@@ -46,6 +54,11 @@ class CacheSlot:
     def grows(self) -> bool:
         """Return whether the tensor has one entry for each token."""
         return self.kind in KINDS
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Return whether the tensor is the state of a linear attention."""
+        return self.kind in (RECURRENT, _STATE_SPACE)
 
     @property
     def past_name(self) -> str:
@@ -81,8 +94,22 @@ class CacheSlot:
         return f"{self.past_name}:{dtype_name(tensor)}[{dims}]{{-3.0:3.0}}"
 
 
-def find_cache_slots(cache: Any) -> list[CacheSlot]:
+def choose_recurrent_kind(config: Any) -> str:
+    """Choose the name of the states of a model's linear attention, as transformers.js does.
+
+    Returns:
+        "ssm" for a state space (Mamba), else "recurrent".
+    """
+    if any(hasattr(config, name) for name in _STATE_SIZES):
+        return _STATE_SPACE
+    return RECURRENT
+
+
+def find_cache_slots(cache: Any, recurrent: str = RECURRENT) -> list[CacheSlot]:
     """List the tensors of a cache after one run of the model.
+
+    Args:
+        recurrent: kind of the states of a linear attention.
 
     Returns:
         The places, layer by layer.
@@ -99,13 +126,12 @@ def find_cache_slots(cache: Any) -> list[CacheSlot]:
     slots: list[CacheSlot] = []
     for number, layer in enumerate(layers):
         found = [CacheSlot(number, kind) for kind in KINDS if isinstance(_keys_or_values(layer, kind), torch.Tensor)]
-        if any(isinstance(state, torch.Tensor) for state in _states(layer, "recurrent_states").values()):
-            raise ExportError(
-                f"a layer of the model's cache is a {type(layer).__name__} with the state of a linear attention, which"
-                " is computed in a loop over the tokens; export the model without its past"
-            )
-        states = _states(layer, "conv_states")
-        found += [CacheSlot(number, _CONV, i) for i, state in states.items() if isinstance(state, torch.Tensor)]
+        found += [
+            CacheSlot(number, kind, index)
+            for kind in (_CONV, recurrent)
+            for index, state in _states(layer, kind).items()
+            if isinstance(state, torch.Tensor)
+        ]
         # A layer without attention, such as a layer of experts alone, has no cache.
         if not found and type(layer).__name__ != "DummyLayer":
             raise ExportError(
@@ -116,8 +142,8 @@ def find_cache_slots(cache: Any) -> list[CacheSlot]:
     return slots
 
 
-def _states(layer: Any, attribute: str) -> dict[int, Any]:
-    return getattr(layer, attribute, None) or {}
+def _states(layer: Any, kind: str) -> dict[int, Any]:
+    return getattr(layer, _STATE_ATTRIBUTES[kind], None) or {}
 
 
 def _keys_or_values(layer: Any, kind: str) -> Any:
@@ -136,7 +162,7 @@ def read_cache(cache: Any, slots: Sequence[CacheSlot]) -> list[torch.Tensor]:
         if slot.grows:
             tensors.append(_keys_or_values(layer, slot.kind))
         else:
-            tensors.append(layer.conv_states[slot.index])
+            tensors.append(_states(layer, slot.kind)[slot.index])
     return tensors
 
 
@@ -201,7 +227,9 @@ def _state_layer_class(attends: bool) -> type:
         def __init__(self, pair: Sequence[torch.Tensor], states: dict[CacheSlot, torch.Tensor]) -> None:
             super().__init__()
             for slot, tensor in states.items():
-                self.conv_states[slot.index] = tensor
+                # Some layers write into their states, but the inputs of a trace must not change.
+                _states(self, slot.kind)[slot.index] = tensor.clone()
+                self.has_previous_state[slot.index] = True
             if pair:
                 self.keys, self.values = pair
                 self.is_initialized = True
@@ -220,6 +248,15 @@ def _state_layer_class(attends: bool) -> type:
             whole = torch.cat([old, conv_states], dim=-1)
             self.conv_states[state_idx] = whole[..., -old.shape[-1] :]
             return whole
+
+        def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
+            """Replace the state of a linear attention.
+
+            Returns:
+                The new state.
+            """
+            self.recurrent_states[state_idx] = recurrent_states
+            return recurrent_states
 
     return StateLayer
 

@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import ExportError, InputError, LoadError, NormdeployError
 from ..model import Dim, InputSpec, LoadedModel, named_dims_of
 from .config_limits import widen_unstated_dims
+from .decided_extremes import decide_extremes
 from .default_inputs import choose_fixed_size
 from .dim_constraints import (
     FixedDimError,
@@ -510,6 +511,7 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
         trace_len_symbolically(module),
+        decide_extremes(),
     ):
         # The warnings are not for the user: they are about attributes that tracing assigns in the copy, and about
         # deprecated calls inside torch.

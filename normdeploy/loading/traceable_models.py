@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
-from .decoder_cache import find_cache_slots, make_decoder_cache, mask_every_length, read_cache
+from .decoder_cache import choose_recurrent_kind, find_cache_slots, make_decoder_cache, mask_every_length, read_cache
 from .default_inputs import DefaultInputs, infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
 from .input_request import InputRequest, parse_input_request
@@ -31,9 +31,14 @@ from .key_value_cache import (
     pair_keys_values,
 )
 from .program_signature import dtype_name
+from .torch_state import silence_logger
 
 # Number of positions if neither the config nor a table of the model determines the number.
 _POSITIONS = 512
+_ONE_TOKEN = (
+    "the file reads one token in each run, because transformers computes several tokens of a linear attention in a loop"
+    " over chunks: read a prompt token by token"
+)
 Outputs = dict[str, torch.Tensor]
 
 
@@ -48,6 +53,7 @@ class TraceableModel:
         new: name of the dim of the new tokens, which share ``positions`` with the past tokens; "" for a model without a
             past.
         positions: number of positions for past and new tokens together.
+        one_token: True if the model is traced with one new token alone.
         notes: about the inputs, for a user who states none.
     """
 
@@ -56,6 +62,7 @@ class TraceableModel:
     ranges: dict[str, str] = field(default_factory=dict)
     new: str = ""
     positions: int = 0
+    one_token: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -157,7 +164,8 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
     """Return the cache of one run of the model. A run is needed because configs have no common names for the cache's
     layers, heads and sizes.
     """
-    with torch.no_grad():
+    # transformers recommends kernels that a trace can't use.
+    with torch.no_grad(), silence_logger("transformers"):
         made = model(**example, use_cache=True)
     cache = getattr(made, "past_key_values", None)
     if cache is None:
@@ -186,7 +194,7 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
     """
     original, known = model.forward, inspect.signature(model.forward).parameters
     cache = _run_for_cache(model, input_ids=_make_example_tokens())
-    slots = find_cache_slots(cache)
+    slots = find_cache_slots(cache, choose_recurrent_kind(_text_config_of(model)))
     layers = len(cache.layers)
     inputs = ["input_ids:int64[batch,seq]"]
     if "attention_mask" in known:
@@ -204,8 +212,15 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
             made = original(**given, past_key_values=cache, use_cache=True)
         return {"logits": made.logits, **dict(zip(presents, read_cache(made.past_key_values, slots), strict=True))}
 
+    # transformers reads a single token without the loop over chunks, whose number a trace can't leave open.
+    one_token = any(slot.is_recurrent for slot in slots)
     return TraceableModel(
-        replace_forward(model, len(inputs), forward_with_past), inputs, new="seq", positions=_position_limit(model)
+        replace_forward(model, len(inputs), forward_with_past),
+        inputs,
+        new="seq",
+        positions=_position_limit(model),
+        one_token=one_token,
+        notes=(_ONE_TOKEN,) if one_token else (),
     )
 
 
@@ -349,13 +364,22 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
         Dim name -> range in the notation of ``--dim``.
 
     Raises:
-        InputError: past and new tokens together exceed the number of positions, or no position is left for one of them.
+        InputError: past and new tokens together exceed the number of positions, or no position is left for one of them;
+            or the model reads one new token alone, and the user states more.
     """
     ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
     if not ready.new:
         return ranges
     new = ready.new
     known = ready.positions
+    if ready.one_token and stated.get(new, 1) != 1:
+        raise InputError(
+            f"{new} may have up to {stated[new]} tokens, but this model is exported with one token, because"
+            f" transformers computes several tokens of a linear attention in a loop over chunks: omit the dim {new}, or"
+            f" pass {new}=1:1:1"
+        )
+    if ready.one_token and new not in stated:
+        return unstated_ranges(ready, {**stated, new: 1}) | {new: "1:1:1"}
     past = stated.get("past", known - stated[new] if new in stated else known // 2)
     tokens = stated.get(new, known - past)
     if past < 0 or tokens < 1 or past + tokens > known:

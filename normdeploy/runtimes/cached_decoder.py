@@ -7,7 +7,8 @@ reads the prompt with an empty cache. Each later run reads one token:
     logits [batch, new, vocabulary], present.*
 
 The output ``present.0.key`` of a run is the input ``past_key_values.0.key`` of the next run. A state whose size does
-not grow, such as that of a convolution, begins with zeros.
+not grow, such as that of a convolution or a linear attention, begins with zeros. The file itself must hide the padding
+from such a state. A file that fixes the number of new tokens to 1 reads the prompt token by token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ POSITIONS = "position_ids"
 LOGITS = "logits"
 PAST = "past_key_values."
 # Start of the names of a cache's inputs -> start of the names of its outputs.
-_CACHES = {PAST: "present.", "past_conv.": "present_conv."}
+_RECURRENT = ("past_recurrent.", "past_ssm.")
+_CACHES = {start: start.replace("past", "present") for start in ("past_conv.", *_RECURRENT)} | {PAST: "present."}
 _KNOWN = (IDS, MASK, POSITIONS)
 _HOW = "export the folder with --task text-generation-with-past"
 # Maximum number of names that a message lists.
@@ -51,6 +53,11 @@ class DecoderPorts:
     def takes_mask(self) -> bool:
         """Return whether the file has an attention mask, so that rows can be padded."""
         return MASK in self.inputs
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Return whether the cache contains states of a linear attention."""
+        return any(name.startswith(_RECURRENT) for name in self.cache)
 
     @property
     def fixed_batch(self) -> int | None:
@@ -166,7 +173,6 @@ class CachedDecoder:
         self._cache = {name: self._empty_state(name, batch) for name in self._ports.cache}
         self._mask = np.zeros((batch, 0), np.int64)
         if self._ports.fixed_length == 1:
-            # Such a file reads the prompt token by token.
             logits = [self._run(prompts.ids[:, [i]], prompts.mask[:, [i]]) for i in range(prompts.ids.shape[1])]
             return logits[-1]
         return self._run(prompts.ids, prompts.mask)
@@ -199,28 +205,12 @@ class CachedDecoder:
         }
         outputs = self._infer({**feeds, **self._cache})
         self._cache = {name: outputs[output] for name, output in self._ports.cache.items()}
-        if self._ports.fixed_length == 1:
-            self._clear_states(mask[:, -1] == 0)
         logits = np.asarray(outputs[LOGITS])
         if logits.ndim != 3:
             raise InputError(
                 f"the output {LOGITS!r} is {list(logits.shape)}, but a decoder returns [batch, length, vocabulary]"
             )
         return logits[:, -1]
-
-    def _clear_states(self, padded: Array) -> None:
-        """Reset the states of rows that have read padding. A file that reads single tokens does not mask its states.
-
-        Args:
-            padded: bool [batch].
-        """
-        if not padded.any():
-            return
-        for name in self._ports.cache:
-            if all(isinstance(size, int) for size in self._ports.inputs[name].shape[1:]):
-                state = np.array(self._cache[name])
-                state[padded] = 0
-                self._cache[name] = state
 
 
 def generate_greedily(decoder: CachedDecoder, prompts: PromptBatch, count: int) -> Array:

@@ -133,8 +133,23 @@ def widen_graph(module: torch.fx.GraphModule, kind: Kind = widened_dtype) -> tor
     for m in graphs:
         for node in list(m.graph.nodes):
             _widen_node(m, node, kind)
+        _reshape_views(m.graph)
         m.recompile()
     return module
+
+
+def _reshape_views(graph: torch.fx.Graph) -> None:
+    """Replace each view by a reshape, which copies the tensor if its strides do not fit.
+
+    Some kernels, such as that of attention, order their result in memory by the dtype. A copy would lose what a later
+    operator writes into the view, so a graph that writes into tensors is not changed.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in calls):
+        return
+    for node in calls:
+        if node.target is _aten.view.default:
+            node.target = _aten.reshape.default
 
 
 def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -> None:

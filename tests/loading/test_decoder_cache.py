@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normdeploy.errors import ExportError
-from normdeploy.loading.decoder_cache import find_cache_slots, read_cache
+from normdeploy.loading.decoder_cache import choose_recurrent_kind, find_cache_slots, read_cache
 
 
 def attention() -> SimpleNamespace:
@@ -40,5 +40,26 @@ def test_a_cache_of_an_unknown_form_is_refused() -> None:
         find_cache_slots(SimpleNamespace(layers=[SimpleNamespace()]))
     with pytest.raises(ExportError, match="has no layers"):
         find_cache_slots(SimpleNamespace())
-    with pytest.raises(ExportError, match="the state of a linear attention"):
-        find_cache_slots(SimpleNamespace(layers=[attention(), states(recurrent=torch.zeros(1, 4, 8, 8))]))
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        # Qwen3-Next, Falcon-H1, Nemotron-H, Mamba 2
+        ({"linear_key_head_dim": 8}, "recurrent"),
+        ({"mamba_d_state": 8}, "ssm"),
+        ({"ssm_state_size": 8}, "ssm"),
+        ({"state_size": 8}, "ssm"),
+    ],
+)
+def test_states_of_a_linear_attention_have_the_names_of_transformers_js(config: dict[str, int], kind: str) -> None:
+    assert choose_recurrent_kind(SimpleNamespace(**config)) == kind
+    layer = states(conv=torch.zeros(1, 32, 4), recurrent=torch.ones(1, 4, 8, 8))
+    cache = SimpleNamespace(layers=[attention(), layer])
+    slots = find_cache_slots(cache, kind)
+    assert [slot.past_name for slot in slots[2:]] == ["past_conv.1", f"past_{kind}.1"]
+    assert [slot.present_name for slot in slots[2:]] == ["present_conv.1", f"present_{kind}.1"]
+    assert [slot.is_recurrent for slot in slots] == [False, False, False, True]
+    assert read_cache(cache, slots)[3] is layer.recurrent_states[0]
+    text = slots[3].describe_input(layer.recurrent_states[0])
+    assert text == f"past_{kind}.1:float32[batch,4,8,8]{{-3.0:3.0}}"

@@ -594,6 +594,21 @@ def test_past_and_new_tokens_share_the_positions(stated: dict[str, int], ranges:
     assert unstated_ranges(ready, stated) == ranges
 
 
+@pytest.mark.parametrize(
+    ("stated", "ranges"),
+    [
+        ({}, {"past": "0:8:63", "seq": "1:1:1"}),
+        ({"past": 40}, {"seq": "1:1:1"}),
+        ({"seq": 1}, {"past": "0:8:63"}),
+    ],
+)
+def test_a_model_with_a_linear_attention_reads_one_token(stated: dict[str, int], ranges: dict[str, str]) -> None:
+    ready = TraceableModel(nn.Identity(), [], new="seq", positions=64, one_token=True)
+    assert unstated_ranges(ready, stated) == ranges
+    with pytest.raises(InputError, match="seq may have up to 4 tokens, but this model is exported with one token"):
+        unstated_ranges(ready, {**stated, "seq": 4})
+
+
 @pytest.mark.parametrize("stated", [{"past": 64}, {"past": 60, "seq": 5}])
 def test_more_than_the_positions_is_refused(stated: dict[str, int]) -> None:
     with pytest.raises(InputError, match="at most the model's 64 positions"):

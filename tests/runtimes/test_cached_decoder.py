@@ -74,25 +74,29 @@ def test_padding_needs_a_mask() -> None:
         decoder.read_prompts(PROMPTS)
 
 
-def test_a_file_of_single_tokens_reads_prompts_one_by_one_and_resets_states_after_padding() -> None:
+def test_a_file_of_single_tokens_reads_prompts_one_by_one_and_passes_every_state_on() -> None:
+    states = {f"past_{kind}.0": f"present_{kind}.0" for kind in ("conv", "recurrent", "ssm")}
     specs = [
         TensorSpec("input_ids", "int64", ("batch", 1)),
         TensorSpec("attention_mask", "int64", ("batch", "total")),
-        TensorSpec("past_conv.0", "float32", ("batch", 1)),
+        *(TensorSpec(name, "float32", ("batch", 1)) for name in states),
     ]
-    ports = find_decoder_ports("sum.onnx", specs, ["logits", "present_conv.0"])
+    ports = find_decoder_ports("sum.onnx", specs, ["logits", *states.values()])
+    assert ports.is_recurrent
+    assert not counting_ports().is_recurrent
     lengths = []
 
     def add_up(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        # The padding's id 50 would stay in the sum.
         lengths.append(feeds["input_ids"].shape[1])
-        total = feeds["past_conv.0"] + feeds["input_ids"]
-        return {"logits": total[:, None], "present_conv.0": total.astype(np.float32)}
+        # The padding's id 50 is hidden by the file itself.
+        token = feeds["input_ids"] * feeds["attention_mask"][:, -1:]
+        sums = {states[name]: (feeds[name] + token).astype(np.float32) for name in states}
+        return {"logits": sum(sums.values())[:, None], **sums}
 
     decoder = CachedDecoder(add_up, ports)
     padded = pad_left("prompts", [[3, 4, 5], [9]], padding=50)
-    np.testing.assert_array_equal(decoder.read_prompts(padded), [[12], [9]])
-    np.testing.assert_array_equal(decoder.read_tokens(np.array([1, 1])), [[13], [10]])
+    np.testing.assert_array_equal(decoder.read_prompts(padded), [[36], [27]])
+    np.testing.assert_array_equal(decoder.read_tokens(np.array([1, 1])), [[39], [30]])
     assert lengths == [1, 1, 1, 1]
 
 

@@ -25,17 +25,28 @@ from tests.decoders import (
     PAST_DIMS,
     PAST_INPUTS,
     PLAIN_INPUTS,
+    STATE_DIMS,
+    STATE_INPUTS,
     BlindToPadding,
     Decoder,
     EagerLoop,
+    ForgottenState,
+    GrowingState,
+    PaddedState,
+    RecurrentDecoder,
+    RecurrentLoop,
     WithPast,
+    WithStates,
     WrongOffset,
     counting_decoder,
     past_example,
     plain_example,
+    state_example,
 )
 
 COUNT = 12
+# Number of tokens of a decoder whose loop over the tokens is unrolled.
+UNROLLED = 6
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +282,46 @@ def test_a_negative_token_id_is_named(model: LoadedModel, tmp_path: Path) -> Non
     given = NamedInputs("mine.npz", {"input_ids": np.array([[-1, 7]])})
     with pytest.raises(InputError, match="token id -1 is not among"):
         check_generation(model, EagerLoop(Decoder()), [tmp_path / "counting.onnx"], count=2, inputs=[given])
+
+
+@pytest.fixture(scope="module")
+def recurrent_model() -> LoadedModel:
+    # Like a linear attention of transformers, the loop over the tokens needs a fixed length. Rows are padded to it.
+    length = 16
+    example = torch.ones(2, length, dtype=torch.int64)
+    inputs = (f"input_ids:int64[batch,{length}]{{0:12}}", f"attention_mask:int64[batch,{length}]")
+    return from_module(RecurrentDecoder().eval(), (example, example), inputs=inputs)
+
+
+def check_states(model: LoadedModel, network: WithStates, folder: Path) -> Generation:
+    path = folder / "states.onnx"
+    normdeploy.export(network.eval(), state_example(), output=path, inputs=STATE_INPUTS, dims=STATE_DIMS)
+    return check_generation(model, RecurrentLoop(RecurrentDecoder()), [path], count=UNROLLED, seeds=1)
+
+
+def test_a_linear_attention_that_reads_single_tokens_generates_the_tokens_of_eager_mode(
+    recurrent_model: LoadedModel, tmp_path: Path
+) -> None:
+    result = check_states(recurrent_model, WithStates(RecurrentDecoder()), tmp_path)
+    assert result, list(result.describe_failures())
+    rows = result.files[0].rows
+    assert [(row.equal, bool(row.padding)) for row in rows] == [(UNROLLED, False), (UNROLLED, False), (UNROLLED, True)]
+    assert len({step.token for row in rows for step in row.steps}) > 1
+
+
+@pytest.mark.parametrize(
+    ("network", "right_without_padding"),
+    [
+        (WithStates(GrowingState()), False),
+        (ForgottenState(RecurrentDecoder()), False),
+        (WithStates(PaddedState()), True),
+    ],
+    ids=["wrong sign of the decay", "state not passed on", "padding read into the states"],
+)
+def test_a_fault_in_the_state_of_a_linear_attention_is_found(
+    recurrent_model: LoadedModel, tmp_path: Path, network: WithStates, right_without_padding: bool
+) -> None:
+    result = check_states(recurrent_model, network, tmp_path)
+    assert not result
+    rows = result.files[0].rows
+    assert [bool(row) for row in rows] == [right_without_padding, right_without_padding, False]

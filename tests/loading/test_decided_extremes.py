@@ -1,0 +1,62 @@
+"""Guards with a minimum of sizes that is always the same argument do not limit the dims."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from normdeploy.errors import InputError
+from normdeploy.loading import from_module
+
+
+class RepeatedHeads(nn.Module):
+    """Keys of grouped queries: torch compares min(8·(n + 1), 16·(n + 1)) with 8·(n + 1)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, heads, length, size = x.shape
+        x = torch.cat([x, x[:, :, :1]], 2)
+        return x[:, :, None].expand(batch, heads, 2, length + 1, size).reshape(batch, 2 * heads, length + 1, size) * 2
+
+
+class FlattenedCopies(nn.Module):
+    """The same guard from ``flatten`` and a permuted copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([x, x[:, :, :1]], 2)
+        return x[:, :, None].expand(-1, -1, 4, -1, -1).flatten(1, 2).permute(0, 1, 3, 2).contiguous() + 1
+
+
+class Diagonal(nn.Module):
+    """A diagonal has min(n, n + 1) elements."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, 0]
+        return torch.cat([x @ x.mT, x[:, :, :1]], -1).diagonal(0, 1, 2) * x[:, :, 0]
+
+
+class ShortDiagonal(nn.Module):
+    """A diagonal has min(n, 6) elements, so the product with n numbers needs n ≤ 6."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, 0]
+        return (x @ x.new_ones(8, 6)).diagonal(0, 1, 2) * x[:, :, 0]
+
+
+INPUT = "x[batch,2,length,8]"
+
+
+@pytest.mark.parametrize("net", [RepeatedHeads(), FlattenedCopies(), Diagonal()])
+def test_a_minimum_that_is_decided_keeps_the_whole_range(net: nn.Module) -> None:
+    model = from_module(net.eval(), inputs=[INPUT], dims=["batch=1:2:64", "length=1:5:100"])
+    dims = model.named_dims
+    assert (dims["length"].min, dims["length"].max, dims["length"].step) == (1, 100, 1)
+    assert not model.notes
+    for length in (1, 2, 100):
+        x = torch.randn(3, 2, length, 8, generator=torch.Generator().manual_seed(length))
+        torch.testing.assert_close(model.program.module(check_guards=False)(x), net(x))
+
+
+def test_a_minimum_that_depends_on_the_size_still_limits_it() -> None:
+    with pytest.raises(InputError, match="length"):
+        from_module(ShortDiagonal().eval(), inputs=[INPUT], dims=["batch=1:2:64", "length=1:5:100"])
