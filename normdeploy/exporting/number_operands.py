@@ -55,15 +55,18 @@ def promote_number_operands(program: torch.export.ExportedProgram) -> Iterator[N
     Args:
         program: is changed inside the context, and is as before afterwards.
     """
-    changes = [
-        _promote(node)
+    nodes = [
+        node
         for graph_module in program.graph_module.modules()
         if isinstance(graph_module, torch.fx.GraphModule)
-        for node in list(graph_module.graph.nodes)
+        for node in graph_module.graph.nodes
         if _needs_promotion(node)
     ]
-    _recompile(changes)
+    changes = [_Change(node, node.args) for node in nodes]
     try:
+        for change in changes:
+            _promote(change)
+        _recompile(changes)
         yield
     finally:
         for change in changes:
@@ -85,20 +88,25 @@ def _needs_promotion(node: torch.fx.Node) -> bool:
         return _is_cast(node.args[0], node)
     if node.target not in _ARITHMETIC:
         return False
-    if not isinstance(node.args[0], torch.fx.Node):
-        return True
-    divides_by_number = node.target is _FLOOR_DIVIDE and not isinstance(node.args[1], torch.fx.Node)
+    if isinstance(node.args[0], int | float):
+        return _is_tensor(node.args[1])
+    divides_by_number = node.target is _FLOOR_DIVIDE and isinstance(node.args[1], int | float)
     return divides_by_number and _is_cast(node.args[0], node)
 
 
 def _is_cast(operand: Any, node: torch.fx.Node) -> bool:
     """Return True if PyTorch casts the tensor ``operand`` to the dtype of the node's result."""
-    return isinstance(operand, torch.fx.Node) and operand.meta["val"].dtype != node.meta["val"].dtype
+    return _is_tensor(operand) and operand.meta["val"].dtype != node.meta["val"].dtype
 
 
-def _promote(node: torch.fx.Node) -> _Change:
-    """Give all operands of the node the dtype of its result."""
-    change = _Change(node, node.args)
+def _is_tensor(operand: Any) -> bool:
+    """Return True for a node with a tensor. Other nodes have a size, or a number that is computed from sizes."""
+    return isinstance(operand, torch.fx.Node) and isinstance(operand.meta.get("val"), torch.Tensor)
+
+
+def _promote(change: _Change) -> None:
+    """Give all operands of a node the dtype of its result."""
+    node = change.node
     value = node.meta["val"]
     operands: list[Any] = [*node.args]
     with node.graph.inserting_before(node):
@@ -106,7 +114,7 @@ def _promote(node: torch.fx.Node) -> _Change:
             if _is_cast(operand, node):
                 made = node.graph.call_function(torch.ops.aten._to_copy.default, (operand,), {"dtype": value.dtype})
                 made.meta = {**node.meta, "val": operand.meta["val"].to(value.dtype)}
-            elif node.target is not _SUBTRACT and not isinstance(operand, torch.fx.Node):
+            elif node.target is not _SUBTRACT and isinstance(operand, int | float):
                 made = node.graph.call_function(torch.ops.aten.full.default, ([], operand), {"dtype": value.dtype})
                 made.meta = {**node.meta, "val": value.new_empty(())}
             else:
@@ -114,4 +122,3 @@ def _promote(node: torch.fx.Node) -> _Change:
             operands[index] = made
             change.inserted.append(made)
     node.args = tuple(operands)
-    return change

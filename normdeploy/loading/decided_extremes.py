@@ -5,7 +5,8 @@ dims. It does not know that Min(8·n + 8, 16·n + 16) is 8·n + 8 for each n ≥
 Eq(Min(8·n + 8, 16·n + 16), 8·n + 8), which holds for each size, ended an export: torch's solver of dims has no Min.
 
 An argument is dropped if the difference to another argument has one sign in the ranges of all symbols. torch computes
-the bounds of the difference by interval arithmetic, after it is expanded.
+the bounds of the difference by interval arithmetic, after it is expanded. The ranges begin at 0: torch's own ranges
+begin at 2, although the trace is used for the sizes 0 and 1 too.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import Max, Min
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 @contextlib.contextmanager
 def decide_extremes() -> Iterator[None]:
     """Drop arguments of Min and Max that are never the result from each expression that torch evaluates."""
-    evaluate = ShapeEnv._evaluate_expr
+    evaluate = getattr(ShapeEnv, "_evaluate_expr", None)
+    if evaluate is None:
+        # Another version of torch may have another name. The dims are then limited more than necessary.
+        yield
+        return
 
     @functools.wraps(evaluate)
     def evaluate_decided(env: ShapeEnv, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
@@ -48,9 +54,20 @@ def _drop_decided_arguments(env: ShapeEnv, expression: sympy.Basic) -> sympy.Bas
     kept = list(arguments)
     for first, second in itertools.combinations(arguments, 2):
         if first in kept and second in kept:
-            bounds = env.bound_sympy(sympy.expand(first - second))
+            bounds = _bound(env, sympy.expand(first - second))
             if bounds.lower >= 0:
                 kept.remove(first if kind is Min else second)
             elif bounds.upper <= 0:
                 kept.remove(second if kind is Min else first)
     return kind(*kept)
+
+
+def _bound(env: ShapeEnv, expression: sympy.Basic) -> ValueRanges[Any]:
+    """Bound an expression of sizes, for all sizes of at least 0."""
+    ranges = {}
+    for symbol in expression.free_symbols:
+        known = env.var_to_range.get(symbol, ValueRanges.unknown_int())
+        # Only the sizes of inputs are never negative.
+        lower = 0 if symbol in env.var_to_sources else min(0, known.lower)
+        ranges[symbol] = ValueRanges(lower, known.upper)
+    return bound_sympy(expression, ranges)

@@ -117,7 +117,8 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
     specs = [f"{name}:{shapes[name]}" for name in parameters if name in shapes and name not in beside]
     if not beside:
         return DefaultInputs(specs, ranges)
-    used = {name: text for name, text in ranges.items() if any(name in spec for spec in specs)}
+    dims = {dim for spec in specs for dim in spec.partition("[")[2].partition("]")[0].split(",")}
+    used = {name: text for name, text in ranges.items() if name in dims}
     note = (
         f"the file takes the text alone, not {' or '.join(beside)}, because the model places them at special tokens of"
         " the text; describe all inputs with --input to export the model with them"

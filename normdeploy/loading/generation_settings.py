@@ -109,6 +109,8 @@ def _read_tokens(path: Path, name: str, generation: Any, config: Any) -> tuple[i
     if stated is None:
         return ()
     ids = stated if isinstance(stated, list | tuple) else [stated]
+    # Old folders of Llama write -1 for no token.
+    ids = [token for token in ids if token != -1]
     if not all(type(token) is int and token >= 0 for token in ids):
         raise LoadError(f"{path} sets {name} to {stated!r}, which is not a token id of 0 or more; correct the folder")
     return tuple(ids)

@@ -14,6 +14,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import ml_dtypes
+import numpy as np
+
 from ..dtypes import normalize_dtype
 from ..errors import InputError
 from ..model import DEFAULT_SIZES, MAX_SIZE, RANGE_HOW, Dim, InputSpec, named_dims_of
@@ -215,13 +218,13 @@ def _parse_constant(name: str, dtype: str, shape: tuple[Dim, ...], body: str, te
             f"the input {text!r} has constant values, so its sizes must be numbers: write "
             f"{name}:int64[1,3]{{1,16,16}}, or write {{LOW:HIGH}} for a range of values"
         )
-    whole = (dtype or "float32").startswith(("int", "uint"))
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype or "float32")
     try:
-        values = tuple(int(part) if whole else float(part) for part in body.split(","))
+        values = tuple(_parse_element(part.strip(), kind) for part in body.split(","))
     except ValueError:
         raise InputError(
-            f"the values {{{body}}} of {text!r} can't be read: write {{LOW:HIGH}}, for example {{0:30522}}, or all "
-            "values, for example {1,16,16}"
+            f"the values {{{body}}} of {text!r} can't be read as {kind.name}: write {{LOW:HIGH}}, for example "
+            "{0:30522}, or all values, for example {1,16,16}"
         ) from None
     sizes = tuple(dim.opt for dim in shape)
     if len(values) != math.prod(sizes):
@@ -230,6 +233,28 @@ def _parse_constant(name: str, dtype: str, shape: tuple[Dim, ...], body: str, te
             "each value"
         )
     return InputConstant(name, dtype, sizes, values)
+
+
+def _parse_element(text: str, kind: np.dtype) -> float:
+    """Parse a number that the dtype contains.
+
+    Raises:
+        ValueError: the text is not a number, or the number is beyond the dtype's range.
+    """
+    if "_" in text:
+        raise ValueError(text)
+    if kind.kind == "b":
+        return ("0", "1").index(text)
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        number = int(text)
+        if not limits.min <= number <= limits.max:
+            raise ValueError(text)
+        return number
+    value = float(text)
+    if not abs(value) <= float(ml_dtypes.finfo(kind).max):
+        raise ValueError(text)
+    return value
 
 
 def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ExportError, InputError, LoadError, NormdeployError
 from ..model import Dim, InputSpec, LoadedModel, named_dims_of
 from .config_limits import widen_unstated_dims
-from .constant_inputs import fix_inputs, make_constant_tensors, note_constants
+from .constant_inputs import fix_inputs, make_constant_tensors, name_free_arguments, note_constants
 from .decided_extremes import decide_extremes
 from .default_inputs import choose_fixed_size
 from .dim_constraints import (
@@ -62,6 +63,8 @@ from .transformers_switches import set_traceable_switches
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 # Maximum number of exports to try. Each uses the ranges that the previous error suggests.
 _ATTEMPTS = 4
+# Number of choices of sizes at which the trace of another exporter is compared with the module.
+_COMPARED_SIZES = 2
 
 
 def from_module(
@@ -107,6 +110,13 @@ def from_module(
         )
     own = copy_module(unwrap_module(module), shared)
     wishes = parse_input_request(inputs, dims)
+    if wishes.constants and isinstance(args, Mapping):
+        args, kwargs = (), {**args, **(kwargs or {})}
+    elif isinstance(args, torch.Tensor):
+        args = (args,)
+    if wishes.constants and (args or kwargs):
+        args, kwargs = (), name_free_arguments(own, args, kwargs or {}, wishes.constants.keys())
+        fix_inputs(own, make_constant_tensors(wishes.constants))
     args, kwargs = spread_arguments(own, args, kwargs or {})
     return trace_module(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
 
@@ -196,7 +206,7 @@ def trace_module(
     if not (args or kwargs or dynamic_shapes is not None):
         wishes = add_default_inputs(module, wishes)
     constants = make_constant_tensors(wishes.constants)
-    if constants:
+    if constants and not (args or kwargs):
         fix_inputs(module, constants)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims were passed twice, as names in inputs and as dynamic_shapes: pass one of them")
@@ -301,21 +311,30 @@ def _trace_by_transformers(
     Raises:
         ExportError: ``failure``, with the reason why the exporter does not help.
     """
-    if args or kwargs:
-        call = copy_example_call(module, args, kwargs, wishes)
-    else:
-        call = make_example_call(module, wishes, next(iter_example_sizes(wishes)))
+    stated = bool(args or kwargs)
     try:
+        if stated:
+            call = copy_example_call(module, args, kwargs, wishes)
+        else:
+            call = make_example_call(module, wishes, next(iter_example_sizes(wishes)))
         arguments = name_arguments(module, call)
-        with torch.no_grad(), preserve_torch_state():
-            expected = pytree.tree_leaves(copy_module(module)(**arguments))
+        # The copy has no constants that the exporter derives.
+        own = copy_module(module)
         sources = exporter.fix_derived_arguments(module, arguments, make_constant_tensors(wishes.constants))
+        if sources and not stated:
+            # The values of a made example are random.
+            known = ", ".join(sorted(sources))
+            raise ExportError(
+                f"the exporter computes indexes from the values of {known}: pass all values, for example"
+                f" --input '{min(sources)}:int64[1,3]{{1,16,16}}'"
+            )
         free = {name: value for name, value in arguments.items() if name not in sources}
         remaining = replace(wishes, inputs=tuple(wish for wish in wishes.inputs if wish.name not in sources))
-        traced = _trace_fixing_dims(
-            module, (), free if args or kwargs else {}, remaining, None, eval_mode, exporter.trace_call
-        )
-        require_same_outputs(traced.program, free, expected)
+        traced = _trace_fixing_dims(module, (), free if stated else {}, remaining, None, eval_mode, exporter.trace_call)
+        for tried in _iter_comparable_calls(module, remaining, traced, free if stated else None):
+            with torch.no_grad(), preserve_torch_state():
+                expected = pytree.tree_leaves(copy_module(own)(**{**sources, **tried}))
+            require_same_outputs(traced.program, tried, expected)
     except Exception as error:
         # The exporter replaces code of models, and its own code may raise any exception.
         if str(error) == str(failure):
@@ -325,6 +344,20 @@ def _trace_by_transformers(
         raise ExportError(f"{failure}. {reason}") from failure
     note = f"traced by {exporter.name}, because torch.export alone failed: {failure}"
     return replace(traced, notes=(*traced.notes, note), constants=sources, traced_by=exporter.name)
+
+
+def _iter_comparable_calls(
+    module: nn.Module, wishes: InputRequest, traced: _Trace, example: Mapping[str, Any] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments at which a trace is compared with the module: the user's example, or made examples at two
+    choices of sizes.
+    """
+    if example is not None:
+        yield dict(example)
+        return
+    own = replace(wishes, inputs=traced.inputs, dims=named_dims_of(traced.inputs))
+    for sizes in itertools.islice(iter_example_sizes(own), _COMPARED_SIZES):
+        yield name_arguments(module, make_example_call(module, own, sizes))
 
 
 def _trace_fixing_dims(

@@ -315,7 +315,7 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
 
 
 def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[str]) -> InputRequest:
-    """Request the user's inputs, or the model's default inputs if the user states none.
+    """Request the user's inputs, or the model's default inputs if the user states none or only constants.
 
     Args:
         inputs, dims: texts of ``--input`` and ``--dim``.
@@ -326,14 +326,16 @@ def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[
     Raises:
         InputError: a text can't be parsed, or as for ``unstated_ranges``.
     """
-    if inputs:
-        return parse_input_request(inputs, dims)
-    wishes = parse_input_request(ready.inputs, dims)
+    own = parse_input_request(inputs, dims)
+    if own.inputs:
+        return own
+    described = [text for text in ready.inputs if text.partition(":")[0] not in own.constants] + [*inputs]
+    wishes = parse_input_request(described, dims)
     stated = {name: wishes.dims[name].max for name in wishes.stated} | {
         name: dim.max for name, dim in wishes.single.items()
     }
     ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
-    request = parse_input_request(ready.inputs, [*dims, *ranges])
+    request = parse_input_request(described, [*dims, *ranges])
     return replace(request, assumed=frozenset(request.dims) - wishes.stated, notes=ready.notes)
 
 
@@ -353,8 +355,10 @@ def add_default_inputs(module: nn.Module, wishes: InputRequest) -> InputRequest:
     dims = [f"{name}={dim.min}:{dim.opt}:{dim.max}:{dim.step}" for name, dim in stated.items()]
     if not default.specs:
         return wishes
-    ready = TraceableModel(module, default.specs, default.ranges, notes=default.notes)
-    return request_inputs(ready, (), dims)
+    specs = [spec for spec in default.specs if spec.partition(":")[0] not in wishes.constants]
+    ready = TraceableModel(module, specs, default.ranges, notes=default.notes)
+    request = request_inputs(ready, (), dims)
+    return replace(request, constants=request.constants | wishes.constants)
 
 
 def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[str, str]:

@@ -173,20 +173,49 @@ def require_same_outputs(
     if len(results) != len(expected):
         raise ExportError(f"its trace returns {len(results)} values, but the module returns {len(expected)}")
     for one, other in zip(results, expected, strict=True):
-        if isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel():
-            # The module computes the same function with other operators, so the bound is that of regrouping.
-            unit = torch.finfo(one.dtype).eps / 2
-            allowed = regrouping_error(len(program.graph.nodes), unit) * float(other.abs().max())
-            difference = float((one - other).abs().max())
-            if not difference <= allowed:
-                raise ExportError(
-                    f"its trace differs from the module by {difference:.2g}, but rounding by {allowed:.2g}"
-                )
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            _require_same_tensor(one, other, len(program.graph.nodes))
+
+
+def _require_same_tensor(one: torch.Tensor, other: torch.Tensor, nodes: int) -> None:
+    """Require equal shapes, dtypes and integers, and floating values that differ by rounding at most.
+
+    Args:
+        one: result of the trace.
+        other: result of the module.
+        nodes: number of nodes of the trace.
+
+    Raises:
+        ExportError: the tensors differ.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        raise ExportError(
+            f"its trace returns {one.dtype}{list(one.shape)}, but the module returns {other.dtype}{list(other.shape)}"
+        )
+    if not one.is_floating_point():
+        if not torch.equal(one, other):
+            raise ExportError(f"its trace differs from the module in {int((one != other).sum())} elements")
+        return
+    # NaN and infinities must be the same.
+    ordinary = one.isfinite() & other.isfinite()
+    same = (one == other) | (one.isnan() & other.isnan())
+    if not bool((ordinary | same).all()):
+        raise ExportError("its trace and the module have NaN or infinities at different places")
+    if not bool(ordinary.any()):
+        return
+    # The module computes the same function with other operators, so the bound is that of regrouping.
+    unit = torch.finfo(one.dtype).eps / 2
+    allowed = regrouping_error(nodes, unit) * float(other[ordinary].abs().max())
+    difference = float((one - other)[ordinary].abs().max())
+    if not difference <= allowed:
+        raise ExportError(f"its trace differs from the module by {difference:.2g}, but rounding by {allowed:.2g}")
 
 
 def _is_size(name: str, value: Any) -> bool:
-    """Return whether an argument is a size, which can be a constant: integers that are not a text."""
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and name not in _TEXTS
+    """Return whether an argument is a size, which can be a constant: integers that are neither a text nor a mask."""
+    if not isinstance(value, torch.Tensor) or name in _TEXTS or "mask" in name:
+        return False
+    return not value.is_floating_point() and value.dtype != torch.bool
 
 
 def _is_same(one: Any, other: Any) -> bool:

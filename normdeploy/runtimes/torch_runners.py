@@ -170,7 +170,9 @@ class ModuleRunner(_TorchRunner):
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             with preserve_torch_state(), torch.no_grad():
-                returned = tree_leaves(module(*args, **{**kwargs, **self._model.constants}))
+                # forward may write into its arguments.
+                constants = {name: value.clone() for name, value in self._model.constants.items()}
+                returned = tree_leaves(module(*args, **{**kwargs, **constants}))
         except Exception as error:
             # The user's forward may raise any exception.
             raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -10,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from normdeploy.exporting import number_operands
 from normdeploy.exporting.exporter import export_to_proto
+from normdeploy.exporting.number_operands import promote_number_operands
 from normdeploy.loading import from_module
 
 
@@ -75,3 +78,28 @@ def test_number_before_integers_is_exported(module: nn.Module, dtype: torch.dtyp
     assert given.dtype == wanted.dtype
     np.testing.assert_array_equal(given, wanted)
     assert str(model.program.graph_module.code) == before
+
+
+def test_number_of_sizes_is_no_tensor_and_a_failure_restores_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sizes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (1.0 - x) + (x.shape[0] * 0.5 - x)
+
+    x = torch.ones(3, 2, dtype=torch.int64)
+    program = torch.export.export(Sizes().eval(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    before = str(program.graph)
+    with promote_number_operands(program):
+        assert str(program.graph) != before
+    assert str(program.graph) == before
+    promote, calls = number_operands._promote, []
+
+    def fail_at_second(change: Any) -> None:
+        promote(change)
+        calls.append(change)
+        if len(calls) == 2:
+            raise ValueError
+
+    monkeypatch.setattr(number_operands, "_promote", fail_at_second)
+    with pytest.raises(ValueError), promote_number_operands(program):
+        pass
+    assert str(program.graph) == before

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,9 @@ from normdeploy.loading.constant_inputs import fix_inputs
 from normdeploy.loading.default_inputs import infer_default_inputs
 from normdeploy.loading.huggingface_tasks import find_task
 from normdeploy.loading.input_request import parse_input_request
+from normdeploy.loading.live_module import copy_module
 from normdeploy.loading.traceable_models import prepare_model
+from normdeploy.runtimes.torch_runners import ModuleRunner
 
 
 class Scaled(nn.Module):
@@ -48,7 +52,14 @@ def test_scalar_and_bool_constants() -> None:
         ("n:int64[batch]{1,2}", "its sizes must be numbers"),
         ("n:int64[3]{1,2}", r"has 2 values, but its sizes \[3\] take 3"),
         ("n:int64[2]{1,b}", "can't be read"),
-        ("n:int64[2]{1,2.5}", "can't be read"),
+        ("n:int64[2]{1,2.5}", "can't be read as int64"),
+        ("n:int8[1]{300}", "can't be read as int8"),
+        ("n:uint8[1]{-1}", "can't be read as uint8"),
+        ("n:int64[1]{99999999999999999999}", "can't be read as int64"),
+        ("n:int32[1]{1_0}", "can't be read as int32"),
+        ("n:bool[1]{2}", "can't be read as bool"),
+        ("n:float16[1]{1e9}", "can't be read as float16"),
+        ("n:bfloat16[1]{nan}", "can't be read as bfloat16"),
     ],
 )
 def test_constant_that_cannot_be_read_is_told(text: str, told: str) -> None:
@@ -77,6 +88,67 @@ def test_fixed_module_takes_the_other_arguments_by_position() -> None:
     torch.testing.assert_close(
         module(torch.ones(3), torch.ones(3), shift=torch.zeros(3)), torch.ones(3), rtol=0, atol=0
     )
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x.view(x.shape[0], -1, 2) * n + self.count
+
+
+def test_copy_of_a_fixed_module_writes_its_own_buffers() -> None:
+    module = Counting().eval()
+    fix_inputs(module, {"n": torch.tensor([5.0])})
+    copy_module(module)(torch.ones(1, 2))
+    assert module.count.item() == 0
+    # torch guesses that the size is even, and the module is tried at other sizes.
+    model = from_module(Counting().eval(), inputs=["x[batch,s]", "n[1]{5}"])
+    assert model.program.state_dict["count"].item() == 0
+
+
+def test_constants_alone_leave_the_default_inputs() -> None:
+    model = from_module(Patches().eval(), inputs=["grid_thw:int64[1,3]{1,2,8}"])
+    assert [spec.name for spec in model.inputs] == ["hidden_states"]
+    assert model.constants["grid_thw"].tolist() == [[1, 2, 8]]
+
+
+def test_examples_do_not_contain_the_constants() -> None:
+    class Shifted(nn.Module):
+        def forward(self, n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return x + n
+
+    model = from_module(Shifted().eval(), (torch.ones(3),), inputs=["x[3]", "n:int64[1]{5}"])
+    assert [spec.name for spec in model.inputs] == ["x"]
+    with pytest.raises(InputError, match=r"2 example arguments were passed, but without n .* the parameters x"):
+        from_module(Shifted().eval(), (torch.ones(3), torch.ones(3)), inputs=["x[3]", "n:int64[1]{5}"])
+    with pytest.raises(InputError, match="'n' is passed twice, also as an example argument"):
+        from_module(Shifted().eval(), kwargs={"n": torch.ones(1), "x": torch.ones(3)}, inputs=["x[3]", "n[1]{5}"])
+
+
+def test_parameter_without_a_name_is_refused() -> None:
+    class Open(nn.Module):
+        def forward(self, x: torch.Tensor, *rest: torch.Tensor, n: Any = None) -> torch.Tensor:
+            return x + sum(rest) + n
+
+    with pytest.raises(InputError, match="the parameter 'rest' of Open can't be passed by name"):
+        from_module(Open().eval(), inputs=["x[3]", "n:int64[1]{5}"])
+
+
+def test_module_that_writes_into_a_constant_gets_the_same_constant_again() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+            n += 1
+            return x + n
+
+    model = from_module(Scaled().eval(), inputs=["x[3]", "factor[3]{1,2,3}"])
+    constants = replace(model, constants={"n": torch.ones(3)})
+    runner = ModuleRunner(constants, Adding().eval())
+    first, second = (runner.infer({"x": np.zeros(3, np.float32)}) for _ in range(2))
+    assert [value.tolist() for value in first.values()] == [value.tolist() for value in second.values()]
 
 
 def test_files_of_other_constants_differ_from_the_model() -> None:

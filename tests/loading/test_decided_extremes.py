@@ -60,3 +60,16 @@ def test_a_minimum_that_is_decided_keeps_the_whole_range(net: nn.Module) -> None
 def test_a_minimum_that_depends_on_the_size_still_limits_it() -> None:
     with pytest.raises(InputError, match="length"):
         from_module(ShortDiagonal().eval(), inputs=[INPUT], dims=["batch=1:2:64", "length=1:5:100"])
+
+
+class SmallFirst(nn.Module):
+    """min(3·n - 3, n + 1) is n + 1 for n ≥ 2, but 0 for n = 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        return x + 1 if torch.sym_min(3 * n - 3, n + 1) == n + 1 else x + 2
+
+
+def test_a_minimum_that_another_argument_is_at_size_1_is_not_decided() -> None:
+    with pytest.raises(InputError, match=r"the model needs min\(1 \+ n"):
+        from_module(SmallFirst().eval(), inputs=["x[n=1:8:64,4]"])

@@ -15,6 +15,7 @@ from torch import nn
 import normdeploy
 from normdeploy.errors import ExportError
 from normdeploy.loading import from_module
+from normdeploy.loading.transformers_exporter import require_same_outputs
 from normdeploy.storage.export_record import read_record
 
 WIDTH = 8
@@ -163,6 +164,33 @@ def test_trace_that_computes_something_else_is_refused() -> None:
     # The exporter's code supports only images of equal sizes, and splits 6 + 2 patches into 4 + 4.
     with pytest.raises(ExportError, match=r"torch.export can't trace Encoder.*its trace differs from the module"):
         from_module(Encoder().eval(), kwargs=_call([2, 3], [2, 1]))
+
+
+@pytest.mark.usefixtures("exporter")
+def test_random_values_never_become_constants() -> None:
+    with pytest.raises(ExportError, match="from the values of grid: pass all values, for example --input 'grid:int64"):
+        from_module(Encoder().eval(), inputs=["hidden_states:float32[8,8]", "grid:int64[2,2]{2:3}"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), "differs from the module in 1 elements"),
+        (torch.ones(2, 1), torch.ones(2), "returns torch.float32"),
+        (torch.tensor([torch.nan, 1.0]), torch.tensor([1.0, 1.0]), "NaN or infinities"),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1]), "differs from the module by 0.1"),
+    ],
+)
+def test_other_results_are_refused(one: torch.Tensor, other: torch.Tensor, told: str) -> None:
+    class Result(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return one.clone() + 0 * x.to(one.dtype)
+
+    x = torch.zeros(one.shape)
+    program = torch.export.export(Result().eval(), (), {"x": x})
+    require_same_outputs(program, {"x": x}, [one])
+    with pytest.raises(ExportError, match=told):
+        require_same_outputs(program, {"x": x}, [other])
 
 
 @pytest.mark.usefixtures("exporter")
