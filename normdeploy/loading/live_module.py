@@ -110,14 +110,16 @@ def from_module(
         )
     own = copy_module(unwrap_module(module), shared)
     wishes = parse_input_request(inputs, dims)
-    if wishes.constants and isinstance(args, Mapping):
-        args, kwargs = (), {**args, **(kwargs or {})}
-    elif isinstance(args, torch.Tensor):
-        args = (args,)
-    if wishes.constants and (args or kwargs):
-        args, kwargs = (), name_free_arguments(own, args, kwargs or {}, wishes.constants.keys())
-        fix_inputs(own, make_constant_tensors(wishes.constants))
-    args, kwargs = spread_arguments(own, args, kwargs or {})
+    kwargs = kwargs or {}
+    if wishes.constants:
+        if isinstance(args, Mapping):
+            positional, named = (), {**args, **kwargs}
+        else:
+            positional, named = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs)
+        if positional or named:
+            args, kwargs = (), name_free_arguments(own, positional, named, wishes.constants.keys())
+            fix_inputs(own, make_constant_tensors(wishes.constants))
+    args, kwargs = spread_arguments(own, args, kwargs)
     return trace_module(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
 
 
