@@ -223,7 +223,7 @@ def _parse_constant(name: str, dtype: str, shape: tuple[Dim, ...], body: str, te
         values = tuple(_parse_element(part.strip(), kind) for part in body.split(","))
     except ValueError:
         raise InputError(
-            f"the values {{{body}}} of {text!r} can't be read as {kind.name}: write {{LOW:HIGH}}, for example "
+            f"the values {{{body}}} of {text!r} can't be read as {kind.name}: write a range, for example "
             "{0:30522}, or all values, for example {1,16,16}"
         ) from None
     sizes = tuple(dim.opt for dim in shape)
