@@ -110,6 +110,12 @@ def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentO
     name = type(module).__name__
     if type(module).forward is nn.Module.forward:
         raise InputError(f"{name} defines no forward, so it computes nothing: define it, or pass another class")
+    if wishes.constants and not wishes.inputs:
+        raise InputError(
+            f"the file of {name} would have no input, because only constants are described"
+            f" ({', '.join(wishes.constants)}): describe an input without its values too, for example"
+            f" --input '{next(iter(wishes.constants))}:float32[batch,3]'"
+        )
     if not wishes.inputs:
         raise InputError(
             f"{name} needs example inputs: describe them with --input, for example {_suggest_input_options(module)}; "

@@ -129,6 +129,11 @@ def test_examples_do_not_contain_the_constants() -> None:
         from_module(Shifted().eval(), kwargs={"n": torch.ones(1), "x": torch.ones(3)}, inputs=["x[3]", "n[1]{5}"])
 
 
+def test_file_without_an_input_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the file of Scaled would have no input.*\(x, factor\)"):
+        from_module(Scaled().eval(), inputs=["x[2]{1,2}", "factor[2]{1,2}"])
+
+
 def test_parameter_without_a_name_is_refused() -> None:
     class Open(nn.Module):
         def forward(self, x: torch.Tensor, *rest: torch.Tensor, n: Any = None) -> torch.Tensor:
