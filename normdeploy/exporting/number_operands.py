@@ -1,7 +1,7 @@
 """Write operands that torch's exporter can't promote, while a program is exported.
 
 PyTorch promotes the dtypes of a number and a tensor. torch's exporter (2.13) writes these promotions as Casts, but
-fails at two operators:
+fails at these operators:
 
 - `1.0 - mask` with an integer mask, in a trace `rsub.Scalar(mask, 1.0)`: it becomes `sub(1.0, mask)`, for which no
   overload takes a number and a tensor.

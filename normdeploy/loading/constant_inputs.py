@@ -80,7 +80,8 @@ def name_free_arguments(
     Raises:
         InputError: there are more arguments than parameters, or an argument is a constant or is passed twice.
     """
-    names = [name for name in inspect.signature(module.forward).parameters if name not in constants]
+    parameters = inspect.signature(module.forward).parameters
+    names = [name for name, p in parameters.items() if name not in constants and p.kind is not p.VAR_KEYWORD]
     if len(args) > len(names):
         raise InputError(
             f"{len(args)} example arguments were passed, but without {', '.join(sorted(constants))} the forward of"

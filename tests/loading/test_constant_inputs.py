@@ -116,6 +116,19 @@ def test_constants_alone_leave_the_default_inputs() -> None:
     assert model.constants["grid_thw"].tolist() == [[1, 2, 8]]
 
 
+class Reader(nn.Module):
+    config = SimpleNamespace(model_type="reader")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return input_ids * attention_mask * 0.5
+
+
+def test_constant_takes_the_place_of_a_default_input() -> None:
+    model = from_module(Reader().eval(), inputs=["attention_mask:int64[1,1]{1}"])
+    assert [spec.name for spec in model.inputs] == ["input_ids"]
+    assert model.constants["attention_mask"].tolist() == [[1]]
+
+
 def test_examples_do_not_contain_the_constants() -> None:
     class Shifted(nn.Module):
         def forward(self, n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
