@@ -85,3 +85,41 @@ def test_two_traces_at_the_same_time_restore_torch() -> None:
         models = list(pool.map(lambda module: from_module(module, inputs=["x[n,4]"]), modules))
     assert [model.named_dims["n"].min for model in models] == [1] * 4
     assert (ShapeEnv._evaluate_expr, ShapeEnv._log_guard) == before
+
+
+class TwoImages(nn.Module):
+    """The images of a pair go through one encoder, and torch.chunk parts them again."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(torch.cat([x, x.flip(1)]) * 2, 2)
+        return first - second + y
+
+
+class ThreeImages(nn.Module):
+    """torch.split by the size of a batch gives three parts."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second, third = torch.split(torch.cat([x, x.flip(1), x + y]), x.shape[0])
+        return first - second * third
+
+
+class ChunkedBatch(nn.Module):
+    """The number of rows of the first part is n // 2 rounded up."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(x, 2)
+        return first - second + y.sum()
+
+
+@pytest.mark.parametrize("net", [TwoImages(), ThreeImages()])
+def test_a_quotient_that_is_decided_keeps_the_whole_range(net: nn.Module) -> None:
+    model = from_module(net.eval(), inputs=["x[n,4]", "y[n,4]"], dims=["n=1:4:64"])
+    assert (model.named_dims["n"].min, model.named_dims["n"].max, model.named_dims["n"].step) == (1, 64, 1)
+    for n in (1, 2, 7):
+        x, y = torch.randn(2, n, 4, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(model.program.module(check_guards=False)(x, y), net(x, y))
+
+
+def test_a_quotient_that_depends_on_the_size_still_limits_it() -> None:
+    with pytest.raises(InputError, match="n"):
+        from_module(ChunkedBatch().eval(), inputs=["x[n,4]", "y[n,4]"], dims=["n=3:4:63"])
