@@ -25,6 +25,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from .size_conditions import dim_of_symbol
+
 
 @contextlib.contextmanager
 def decide_extremes() -> Iterator[None]:
@@ -37,13 +39,28 @@ def decide_extremes() -> Iterator[None]:
 
     @functools.wraps(evaluate)
     def evaluate_decided(env: ShapeEnv, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        return evaluate(env, _drop_decided_arguments(env, orig_expr), *args, **kwargs)
+        for first, second in _iter_equal_dims(env, orig_expr):
+            # torch then replaces the second symbol by the first one.
+            evaluate(env, sympy.Eq(first, second))
+        return evaluate(env, _drop_decided_arguments(env, env.replace(orig_expr)), *args, **kwargs)
 
     ShapeEnv._evaluate_expr = evaluate_decided  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         ShapeEnv._evaluate_expr = evaluate  # type: ignore[method-assign]
+
+
+def _iter_equal_dims(env: ShapeEnv, expression: sympy.Basic) -> Iterator[tuple[sympy.Symbol, sympy.Symbol]]:
+    """Yield pairs of symbols in ``expression`` that represent the same dim.
+
+    torch has a symbol for each input with the dim, and learns only at the end of the trace that they are equal.
+    """
+    known: dict[str, sympy.Symbol] = {}
+    for symbol in sorted(expression.free_symbols, key=str):
+        name = dim_of_symbol(env, symbol)
+        if name and known.setdefault(name, symbol) != symbol:
+            yield known[name], symbol
 
 
 def _drop_decided_arguments(env: ShapeEnv, expression: sympy.Basic) -> sympy.Basic:

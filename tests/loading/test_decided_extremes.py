@@ -95,6 +95,14 @@ class TwoImages(nn.Module):
         return first - second + y
 
 
+class ImagesOfTwoInputs(nn.Module):
+    """torch has a symbol for each input, so it does not know that the sum of the two sizes is even."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(torch.cat([x, y]), 2)
+        return (first - second).reshape(x.shape[0], 2, -1).mean(-1)
+
+
 class ThreeImages(nn.Module):
     """torch.split by the size of a batch gives three parts."""
 
@@ -111,7 +119,7 @@ class ChunkedBatch(nn.Module):
         return first - second + y.sum()
 
 
-@pytest.mark.parametrize("net", [TwoImages(), ThreeImages()])
+@pytest.mark.parametrize("net", [TwoImages(), ImagesOfTwoInputs(), ThreeImages()])
 def test_a_quotient_that_is_decided_keeps_the_whole_range(net: nn.Module) -> None:
     model = from_module(net.eval(), inputs=["x[n,4]", "y[n,4]"], dims=["n=1:4:64"])
     assert (model.named_dims["n"].min, model.named_dims["n"].max, model.named_dims["n"].step) == (1, 64, 1)
