@@ -17,6 +17,7 @@ from ..errors import NormdeployError, RuntimeUnavailable, escape_line
 from ..log import log
 from ..reports.page_templates import require_page_libraries
 from ..storage.file_replacement import resolve_writable_path, write_bytes
+from ..types import PathLike
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +47,7 @@ def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> No
     require_writable_report(reporting.report, reporting.html, used)
 
 
-def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
+def require_writable_report(file: PathLike | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
     """Check the same as `require_reports`, for single files. A file that is None is skipped."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
