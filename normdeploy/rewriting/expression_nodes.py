@@ -74,8 +74,6 @@ def record_expressions(graph: Graph, fold: FoldExpressions) -> ExpressionRecord 
     Returns:
         the nodes; None if the chain's scale is not a vector over one axis that can be written this way.
     """
-    if any(not isinstance(share.linear.node.inputs[share.linear.weight], gs.Constant) for share in fold.shares):
-        return None
     made = ExpressionRecord()
     vector = _add_scale_and_shift(made, graph, fold)
     if vector is None:
@@ -210,13 +208,14 @@ def _add_share(made: ExpressionRecord, graph: Graph, share: FoldShare, a: str, b
     elif size != count:
         return False
     weight = linear.node.inputs[linear.weight]
-    made.constants[weight.name] = _constant_array(graph, weight)
+    values = _constant_array(graph, weight)
+    made.constants[weight.name] = values
     w = weight.name
     scalars = dict(linear.node.attrs) if linear.node.op == "Gemm" else {}
     if scalars.get("alpha", 1.0) != 1.0:
         w = made.add("Mul", [w, made.add_constant(np.array(scalars["alpha"], np.float64))])
     c = _add_bias(made, graph, share, float(scalars.get("beta", 1.0)))
-    dims = [int(n) for n in weight.shape]
+    dims = list(values.shape)
     wide, laid = _channel_layout(share, dims, count)
     cut = made.reshape(w, wide)
     scaled = made.add("Mul", [cut, made.reshape(a, laid)])
