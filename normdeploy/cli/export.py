@@ -42,7 +42,9 @@ def export(
         return
     require_reports(reporting, (source, output, *options.calibrate))
     require_writable_report(
-        proofs.certificate, used=(source, output, *filter(None, (reporting.report, reporting.html)))
+        proofs.certificate,
+        used=(source, output, *filter(None, (reporting.report, reporting.html))),
+        kind="certificate",
     )
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.export(

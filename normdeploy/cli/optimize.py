@@ -21,7 +21,9 @@ def optimize(
     """Fuse and fold the normalizations of an ONNX file from any exporter, and clean up its graph."""
     require_reports(reporting, (source, output, *options.calibrate))
     require_writable_report(
-        proofs.certificate, used=(source, output, *filter(None, (reporting.report, reporting.html)))
+        proofs.certificate,
+        used=(source, output, *filter(None, (reporting.report, reporting.html))),
+        kind="certificate",
     )
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options), **as_keywords(proofs))
