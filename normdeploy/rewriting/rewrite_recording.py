@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..evaluate import evaluator
 from ..evaluate.evaluator_core import is_quantized_type
 from ..findings.records import Certificate
 from ..forms.fold_expressions import FoldExpressions
@@ -70,40 +71,62 @@ def record_rewrite(graph: Graph, place: str, stage: str, proposal: Proposal, pro
         return replace(plain, reason=pairs.reason)
     if not pairs:
         return replace(plain, reason="a tensor became a constant")
-    names = {
-        id(node.outputs[output]): old.name
-        for change in proposal.changes
-        for node in change.nodes[-1:]
-        for output, old in ((change.output, change.old), *change.also.items())
-    }
-    # A result is named after the tensor that it replaces, also if its last node is the node of another change.
-    names |= {id(after.y): before.y.name for before, after in pairs if after.y is not before.y}
+    try:
+        return _with_sides(plain, graph, proposal, pairs)
+    except evaluator.UnsupportedOp as error:
+        return replace(plain, reason=f"one of its constants can't be computed: {error}")
+
+
+def _with_sides(
+    plain: RewriteRecord, graph: Graph, proposal: Proposal, pairs: Sequence[tuple[Region, Region]]
+) -> RewriteRecord:
+    """Add both sides to a record."""
+    names = _final_names(proposal, pairs)
     defined = proposal.expressions.computed_constants() if proposal.expressions is not None else []
     expressions = None
     if isinstance(proposal.expressions, FoldExpressions):
         expressions = record_expressions(graph, proposal.expressions)
-    described = {id(c) for c in defined} if expressions is not None else set[int]()
+    if expressions is not None:
+        described = {id(c) for c in defined}
+    else:
+        described = set()
     before = _record_side(graph, [pair[0] for pair in pairs], {}, set())
     after = _record_side(graph, [pair[1] for pair in pairs], names, described)
-    leaves = _record_leaves(graph, [region for pair in pairs for region in pair])
-    epsilons = {}
-    if proved.identity is not None and proved.identity.epsilons:
-        nodes = list({id(n): n for _, region in pairs for n in region.nodes}.values())
-        epsilons = {
-            names.get(id(nodes[i].outputs[0]), nodes[i].outputs[0].name): value
-            for i, value in proved.identity.epsilons.items()
-        }
     repeats = any(_repeats_piece(c) for side in (before, after) for c in side.constants.values())
     return replace(
         plain,
-        leaves=leaves,
+        leaves=_record_leaves(graph, [region for pair in pairs for region in pair]),
         free_lengths=() if repeats else plain.free_lengths,
         before=before,
         after=after,
-        epsilons=epsilons,
+        epsilons=_name_epsilons(plain.identity, pairs, names),
         expressions=expressions,
         has_undescribed_constants=bool(defined) and expressions is None,
     )
+
+
+def _final_names(proposal: Proposal, pairs: Sequence[tuple[Region, Region]]) -> dict[int, str]:
+    """Return the names that outputs of new nodes get when they replace tensors of the graph, by their ids."""
+    names = {
+        id(change.nodes[-1].outputs[output]): old.name
+        for change in proposal.changes
+        if change.nodes
+        for output, old in ((change.output, change.old), *change.also.items())
+    }
+    # A result is named after the tensor that it replaces, also if its last node is the node of another change.
+    return names | {id(after.y): before.y.name for before, after in pairs if after.y is not before.y}
+
+
+def _name_epsilons(
+    identity: Identity | None, pairs: Sequence[tuple[Region, Region]], names: Mapping[int, str]
+) -> dict[str, float]:
+    """Return the exact epsilons of a proof by the names of their nodes' first outputs."""
+    if identity is None:
+        return {}
+    # The order is that of `Equivalence.nodes`.
+    nodes = list({id(n): n for _, region in pairs for n in region.nodes}.values())
+    firsts = {i: nodes[i].outputs[0] for i in identity.epsilons}
+    return {names.get(id(t), t.name): identity.epsilons[i] for i, t in firsts.items()}
 
 
 def _pairs_of_changes(graph: Graph, changes: Sequence[NodeReplacement]) -> list[tuple[Region, Region]] | Refusal:

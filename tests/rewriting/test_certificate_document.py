@@ -16,6 +16,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import normdeploy
+from normdeploy.rewriting import norm_optimizer
+from normdeploy.rewriting.rewrite_ledger import RewriteOptions
+from normdeploy.rewriting.rewrite_records import RewriteRecorder
 from normdeploy.storage.file_hash import hash_file
 from tests.planted_certificates import FAULT_NAMES, planted_certificates
 
@@ -275,3 +278,43 @@ def test_each_fault_is_planted_in_some_certificate(certified: dict[str, Certifie
             if "hash" not in fault.claims:
                 assert hashlib.sha256(fault.model).hexdigest() == fault.document["model"]["sha256"]
     assert planted == set(FAULT_NAMES)
+
+
+GELU = f"""{HEAD} g (float[n, 8] x) => (float[n, 8] y)
+    <float half = {{0.5}}, float one = {{1.0}}, float root = {{0.70710677}}>
+    {{ a = Mul(x, root) e = Erf(a) o = Add(e, one) h = Mul(x, half) y = Mul(h, o) }}"""
+CLAMPED = f"""{HEAD} g (float[batch, 16] x) => (float[batch, 16] y)
+    <int64[1] axes = {{-1}}, float eps = {{0.00001}}, float zero = {{0.0}}>
+    {{ mean = ReduceMean(x, axes) d = Sub(x, mean) square = Mul(d, d) s = ReduceMean(square, axes)
+       variance = Max(s, zero) v = Add(variance, eps) root = Sqrt(v) y = Div(d, root) }}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "reason"),
+    [
+        (GELU, "Gelu", "the rewrite was proved without a prime field"),
+        (CLAMPED, "LayerNormalization", "no definition in the field: Max"),
+    ],
+)
+def test_sides_without_definition_in_field_are_numeric(tmp_path: Path, text: str, op: str, reason: str) -> None:
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "source.onnx")
+    result = normdeploy.optimize(tmp_path / "source.onnx", tmp_path / "out.onnx", certificate=tmp_path / "out.json")
+    certified = Certified(tmp_path / "out.onnx", tmp_path / "out.json", result)
+    (rewrite,) = certified.document["rewrites"]
+    assert (rewrite["mode"], rewrite["reason"]) == ("numeric", reason)
+    assert [node["op"] for node in rewrite["after"]["nodes"]] == [op]
+    assert {claim["claim"] for claim in rewrite["claims"]} <= {"shape", "equal", "nonfinite"}
+    ((before, after),) = run_sides(certified, rewrite)
+    # The stored √½ is rounded to float32, the node's √½ is not.
+    np.testing.assert_allclose(after, before, rtol=0, atol=2.0**-16 * np.abs(before).max())
+
+
+def test_only_last_pass_over_a_file_is_recorded(tmp_path: Path) -> None:
+    source = write_source("norm", tmp_path)
+    recorder = RewriteRecorder()
+    first = norm_optimizer.optimize_with_steps(onnx.load(source), RewriteOptions(recorder=recorder))
+    assert [record.tensor for record in recorder.records] == ["y"]
+    # A second pass omits the step that is to be undone.
+    undone = dict(first[2])
+    norm_optimizer.optimize_with_steps(onnx.load(source), RewriteOptions(recorder=recorder, undone=undone))
+    assert recorder.records == []
