@@ -6,6 +6,7 @@
   README.md              how to serve and check the bundle.
   report.json            the report, with the norms and the verdicts on the samples.
   report.html            the same report as a page.
+  certificate.json       both sides of each rewrite, if export or optimize wrote it (--certificate).
   certificates/*.json    the proof of each rewrite, from the report of export or optimize.
   samples/*.npz          inputs and expected outputs (``normdeploy.verbs.package.samples``).
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and the kernels compiled from each for this GPU
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -43,7 +45,7 @@ from ..inspect.norm_census import take_census
 from . import bundle_text as words
 from . import evidence_bundle, manifest, triton_config
 from .bundle_signing import sign_bundle
-from .certificate_search import Certificates, find_certificates
+from .certificate_search import Certificates, find_certificate_file, find_certificates
 from .model_files import PackagedEngine, copy_engines, copy_onnx, parse_engines
 from .package_job import (
     PackageJob,
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from .sample_judgement import Judgement
     from .samples import Samples
 
+# File of ``--certificate`` in the bundle
+CERTIFICATE_FILE = "certificate.json"
 # Maximum number of samples in the warm-up of a model that Triton does not batch.
 _WARMUPS = 3
 
@@ -186,6 +190,7 @@ def package(call: PackageCall) -> Package:
         manifest.write_samples(folder, samples, manifest.npz_keys([*job.inputs, *job.outputs]))
         for index, certificate in enumerate(certificates.norms):
             manifest.write_json(folder / "certificates" / f"{index:03}.json", certificate)
+        notes += _place_certificate_file(folder, onnx_file, call, job, certificates.digest)
         seconds = time.perf_counter() - start
         files = {"source": job.path.name, "output": target.name}
         made = words.package_command(commands)
@@ -244,6 +249,27 @@ def _bundle_origin(
 
 
 # ------------------------------------------------------------------ output files
+
+
+def _place_certificate_file(
+    folder: Path, onnx_file: Path, call: PackageCall, job: PackageJob, digest: str
+) -> list[str]:
+    """Copy the certificate file of the packaged file into the bundle.
+
+    Args:
+        onnx_file: the file in the bundle.
+        digest: SHA-256 of the packaged file.
+
+    Returns:
+        one note if there is a certificate file.
+    """
+    found = find_certificate_file(call, job.path, digest)
+    if found is None:
+        return []
+    if hash_file(onnx_file) != digest:
+        return [f"{found.name} was not packaged: the bundle's ONNX file has other bytes"]
+    shutil.copyfile(found, folder / CERTIFICATE_FILE)
+    return [f"{CERTIFICATE_FILE} holds both sides of each rewrite, from {found.name}"]
 
 
 def _write_configs(
