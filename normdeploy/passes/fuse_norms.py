@@ -40,11 +40,11 @@ class FuseNorms(ir.passes.InPlacePass):
         self.settings = read_settings(**options)
         self.rewrites: list[NormRewrite] = []
 
-    def call(self, model: ir.Model) -> FuseNormsResult:
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the norms of a model in place.
 
         Returns:
-            the model, whether it was modified, and what was done.
+            the model, and whether it was modified. `rewrites` records what was done.
 
         Raises:
             GraphError: a weight has no value.
@@ -54,19 +54,7 @@ class FuseNorms(ir.passes.InPlacePass):
         if rewritten.rewrite.modified:
             _replace_graph(model, ir.from_proto(rewritten.proto))
         self.rewrites.append(rewritten.rewrite)
-        return FuseNormsResult(model, rewritten.rewrite.modified, rewritten.rewrite)
-
-
-class FuseNormsResult(ir.passes.PassResult):
-    """Result of one call of `FuseNorms`.
-
-    Attributes:
-        rewrite: a finding for each norm, and notes.
-    """
-
-    def __init__(self, model: ir.Model, modified: bool, rewrite: NormRewrite) -> None:
-        super().__init__(model, modified)
-        self.rewrite = rewrite
+        return ir.passes.PassResult(model, rewritten.rewrite.modified)
 
 
 def _to_loaded_proto(model: ir.Model) -> onnx.ModelProto:
@@ -84,7 +72,8 @@ def _to_loaded_proto(model: ir.Model) -> onnx.ModelProto:
                 raise GraphError(f"the weight {value.name!r} has no value; load the weights before FuseNorms runs")
     copy = model.clone()
     ir.external_data.load_to_model(copy)
-    for holder in (copy.graph, *copy.functions.values()):
+    holders: list[ir.Graph | ir.Function] = [copy.graph, *copy.functions.values()]
+    for holder in holders:
         for node in ir.traversal.RecursiveGraphIterator(holder):
             _load_attributes(node)
     return ir.to_proto(copy)
