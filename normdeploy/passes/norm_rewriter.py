@@ -1,6 +1,6 @@
 """Rewrite norms inside of ``onnxsim.simplify``.
 
-onnxsim (since 0.7) calls its ``custom_rewriter`` between its own optimizations until nothing changes any more. The
+onnxsim (since 0.7.1) calls its ``custom_rewriter`` between its own optimizations until nothing changes any more. The
 result False tells onnxsim that the call changed nothing.
 """
 
