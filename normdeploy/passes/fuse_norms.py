@@ -1,8 +1,7 @@
 """Rewrite norms as a pass of onnx_ir, beside the passes of onnx_ir and onnxscript.
 
-The pass converts the model to protobuf, rewrites it, and puts the new graph and functions into the same `Model`. Names,
-shapes, metadata and the tensors of unchanged weights are taken from the old graph, so external weights stay in their
-files.
+The pass converts the model to protobuf, rewrites it, and puts the new graph and functions into the same `Model`.
+``meta`` and the tensors of unchanged weights are taken from the old graph, so external weights stay in their files.
 """
 
 from __future__ import annotations
@@ -92,9 +91,8 @@ def _in_memory(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
 
 def _replace_graph(model: ir.Model, new: ir.Model) -> None:
     """Put the graph and the functions of ``new`` into ``model``."""
-    _keep_values(model.graph, new.graph)
+    _keep_meta(model.graph, new.graph)
     _keep_weights(model, new)
-    new.graph.meta.update(model.graph.meta)
     model.graph = new.graph
     model.functions.clear()
     model.functions.update(new.functions)
@@ -103,20 +101,13 @@ def _replace_graph(model: ir.Model, new: ir.Model) -> None:
     model.ir_version = new.ir_version
 
 
-def _keep_values(old: ir.Graph, new: ir.Graph) -> None:
-    """Copy types, shapes and metadata from the old graph to the tensors that remain."""
+def _keep_meta(old: ir.Graph, new: ir.Graph) -> None:
+    """Copy ``meta``, which protobuf does not store, of the graph and of the tensors that remain."""
+    new.meta.update(old.meta)
     before = {value.name: value for value in _iter_values(old)}
     for value in _iter_values(new):
-        known = before.get(value.name)
-        if known is None:
-            continue
-        value.meta.update(known.meta)
-        if value.type is None:
-            value.type = known.type
-        if value.shape is None:
-            value.shape = known.shape
-        if not value.metadata_props:
-            value.metadata_props.update(known.metadata_props)
+        if value.name in before:
+            value.meta.update(before[value.name].meta)
 
 
 def _keep_weights(old: ir.Model, new: ir.Model) -> None:

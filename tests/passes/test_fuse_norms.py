@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 
 from normdeploy.errors import CertificateError, GraphError, InputError
 from normdeploy.passes import FuseNorms, norm_rewrite
+from normdeploy.storage.onnx_files import iter_tensors
 from tests.passes.graphs import model_with_norm, model_without_norm, sample
 from tests.support import parsed, run_onnxruntime
 
@@ -107,15 +108,20 @@ def test_unchanged_weights_stay_external_and_folded_ones_do_not(tmp_path: Path) 
     assert np.abs(found - wanted).max() <= 128 * np.finfo(np.float32).eps * np.abs(wanted).max()
 
 
-def test_external_weight_of_a_body_and_of_a_constant_are_read(tmp_path: Path) -> None:
-    text = """net (bool c, float[2, 4] x) => (float[2, 4] y) {
-        bias = Constant<value = float[4] {1, 2, 3, 4}>()  h = Add(x, bias)
+def test_external_weights_of_a_body_and_of_a_constant_are_read(tmp_path: Path) -> None:
+    text = """net (bool c, float[2, 4] x) => (float[2, 4] y) <int64[1] axes = {-1}, float e = {1e-5}> {
+        m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)
+        w = Add(v, e)  r = Sqrt(w)  n = Div(d, r)
+        gamma = Constant<value = float[4] {1, 2, 3, 4}>()  h = Mul(n, gamma)
         y = If (c) <
             then_branch = t () => (float[2, 4] a) <float[4] gain = {2, 3, 4, 5}> { a = Mul(h, gain) },
-            else_branch = e () => (float[2, 4] b) { b = LpNormalization<axis = -1>(h) }
+            else_branch = e () => (float[2, 4] b) { b = Neg(h) }
         >
     }"""
     proto = parsed(text)
+    # onnx moves only raw data into files.
+    for tensor in iter_tensors(proto):
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
     onnx.save(
         proto,
         tmp_path / "m.onnx",
@@ -125,11 +131,27 @@ def test_external_weight_of_a_body_and_of_a_constant_are_read(tmp_path: Path) ->
         convert_attribute=True,
     )
     model = ir.load(tmp_path / "m.onnx")
-    FuseNorms()(model)
-    feeds = {"c": np.array(True), "x": np.ones((2, 4), np.float32)}
+    (gamma,) = (node.attributes["value"].value for node in model.graph if node.op_type == "Constant")
+    assert isinstance(gamma, ir.ExternalTensor)
+    assert FuseNorms()(model).modified
+    assert _ops(model) == ["LayerNormalization", "If"]
+    rows = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    feeds = {"c": np.array(True), "x": rows}
     ir.save(model, tmp_path / "n.onnx")
     (found,) = run_onnxruntime(onnx.load(tmp_path / "n.onnx"), feeds)
-    assert found.tolist() == [[4, 9, 16, 25]] * 2
+    (wanted,) = run_onnxruntime(parsed(text), feeds)
+    assert np.abs(found - wanted).max() <= 16 * np.finfo(np.float32).eps * np.abs(wanted).max()
+
+
+def test_old_file_gets_the_version_that_functions_need() -> None:
+    text = """net (float[batch, 16] x) => (float[batch, 16] y) <float e = {1e-3}> {
+        s = Mul(x, x)  m = ReduceMean<axes = [-1], keepdims = 1>(s)  r = Sqrt(m)  o = Add(r, e)  y = Div(x, o)
+    }"""
+    model = ir.from_proto(parsed(text, opset=15, ir=7))
+    assert FuseNorms(fuse="portable")(model).modified
+    assert _ops(model) == ["OuterRMSNorm"]
+    assert model.ir_version >= 8
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
 
 def test_sequential_with_passes_of_onnx_ir() -> None:
