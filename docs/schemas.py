@@ -135,6 +135,7 @@ class _PlacedEngine(TypedDict):
 class _Port(TypedDict):
     name: str
     dtype: str
+    shape: list[int | str | None]
     key: str
 
 
@@ -193,6 +194,7 @@ class Package(TypedDict):
     onnx: str
     configs: list[str]
     engines: list[_PlacedEngine]
+    max_batch: int
     inputs: list[_Port]
     outputs: list[_Port]
     samples: list[_Sample]
