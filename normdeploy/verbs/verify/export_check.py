@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,9 +22,11 @@ from ...model import LoadedModel, ModelSignature
 from ...option_values import TENSORRT
 from ...rewriting import perturbed_model
 from ...runtimes import RunResult
-from ...runtimes.rounding_noise import FLOAT32
+from ...runtimes.rounding_noise import FLOAT32, RoundingRunner
 from ...runtimes.torch_runners import EagerRunner
 from ...types import Arrays
+from .file_choices import ChoiceReader
+from .followed_choices import FollowedRuns, WrongChoice, follow_choices
 from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
 from .rounding_effect import RoundingEffect
@@ -149,8 +151,18 @@ def require_expected_outputs(
             continue
         model = model or reload()
         try:
-            effect = RoundingEffect(model, run.feeds, wanted.unit, run.outputs)
-            message = effect.find_beyond(partial(_describe_difference, run, given, wanted.relative))
+            choices = _follow_file(model, proto, run)
+            # The file may order nearly equal scores in another way than PyTorch.
+            if isinstance(choices, FollowedRuns):
+                expected = replace(run, outputs=choices.eager)
+                guide = choices.follower
+            else:
+                expected = run
+                guide = None
+            effect = RoundingEffect(model, run.feeds, wanted.unit, expected.outputs, guide)
+            message = effect.find_beyond(partial(_describe_difference, expected, given, wanted.relative))
+            if message and isinstance(choices, WrongChoice):
+                message = f"{message}; {choices.text}"
         except NormdeployError as error:
             notes.append(
                 _unchecked_note(f"outputs differ at {run.sizes}, and the effect of rounding is unknown: {error}")
@@ -160,7 +172,7 @@ def require_expected_outputs(
         if accurate is not None:
             values = perturbed_model.PerturbableModel(accurate).run_perturbed(run.feeds)
             accurate_outputs = dict(zip(run.outputs, values, strict=True))
-            if not _describe_difference(run, accurate_outputs, wanted.relative, effect.moved):
+            if not _describe_difference(expected, accurate_outputs, wanted.relative, effect.moved):
                 notes.append(
                     f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file matches PyTorch"
                 )
@@ -173,6 +185,22 @@ def require_expected_outputs(
                 " file, then `normdeploy bisect MODEL FILE` names the node"
             )
     return notes
+
+
+def _follow_file(model: LoadedModel, proto: onnx.ModelProto, run: ReferenceRun) -> FollowedRuns | WrongChoice | None:
+    """Run the model with the choices that the file makes in topk, sort and argmax (`followed_choices`).
+
+    Returns:
+        the runs, or a choice that rounding does not explain. None if the file's choices are unknown.
+
+    Raises:
+        NormdeployError: an operator of the model does not run in float64.
+    """
+    with ChoiceReader(model, lambda: proto, optimize=False, provider="cpu") as reader, EagerRunner(model) as eager:
+        picks = reader.read({v.name: run.feeds[v.name] for v in proto.graph.input if v.name in run.feeds})
+        if picks is None or reader.paired is None:
+            return None
+        return follow_choices(RoundingRunner(model), eager, reader.paired.operators, picks, run.feeds)
 
 
 def _unchecked_note(reason: str) -> str:
