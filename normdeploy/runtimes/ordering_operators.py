@@ -131,7 +131,7 @@ def _reads_indices(node: torch.fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Picks of a file that are no picks of the model's operator.
+    """Picks of a file that can't be the picks of the model's operator.
 
     Attributes:
         reason: difference, for example that an index is out of range.

@@ -166,14 +166,12 @@ class ChoiceJudge:
         """List the outputs that a wrong choice makes wrong.
 
         Returns:
-            names of the outputs that depend on the operator. None of them if it is not certain which operator of the
-            model belongs to the file's indices.
+            names of the outputs that depend on the operator; none if the indices can't be those of the operator.
         """
         model = cast("LoadedModel", self._model)
-        graph = model.program.graph_module
-        if not choice.is_certain or not self.has_fixed_order:
+        if not choice.is_certain:
             return []
-        dependent = find_dependent_nodes(graph, choice.operator.node)
+        dependent = find_dependent_nodes(model.program.graph_module, choice.operator.node)
         values = [value for value in user_outputs(model.program) if not isinstance(value, ConstantArgument)]
         return [output for output, value in zip(model.outputs, values, strict=True) if value.name in dependent]
 

@@ -22,11 +22,10 @@ from ...model import LoadedModel, ModelSignature
 from ...option_values import TENSORRT
 from ...rewriting import perturbed_model
 from ...runtimes import RunResult
-from ...runtimes.rounding_noise import FLOAT32, RoundingRunner
+from ...runtimes.rounding_noise import FLOAT32
 from ...runtimes.torch_runners import EagerRunner
 from ...types import Arrays
-from .file_choices import ChoiceReader
-from .followed_choices import FollowedRuns, WrongChoice, follow_choices
+from .followed_choices import FollowedRuns, WrongChoice, follow_file
 from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
 from .rounding_effect import RoundingEffect
@@ -151,7 +150,7 @@ def require_expected_outputs(
             continue
         model = model or reload()
         try:
-            choices = _follow_file(model, proto, run)
+            choices = follow_file(model, proto, run.feeds, optimize=False, provider="cpu")
             # The file may order nearly equal scores in another way than PyTorch.
             if isinstance(choices, FollowedRuns):
                 expected = replace(run, outputs=choices.eager)
@@ -185,22 +184,6 @@ def require_expected_outputs(
                 " file, then `normdeploy bisect MODEL FILE` names the node"
             )
     return notes
-
-
-def _follow_file(model: LoadedModel, proto: onnx.ModelProto, run: ReferenceRun) -> FollowedRuns | WrongChoice | None:
-    """Run the model with the choices that the file makes in topk, sort and argmax (`followed_choices`).
-
-    Returns:
-        the runs, or a choice that rounding does not explain. None if the file's choices are unknown.
-
-    Raises:
-        NormdeployError: an operator of the model does not run in float64.
-    """
-    with ChoiceReader(model, lambda: proto, optimize=False, provider="cpu") as reader, EagerRunner(model) as eager:
-        picks = reader.read({v.name: run.feeds[v.name] for v in proto.graph.input if v.name in run.feeds})
-        if picks is None or reader.paired is None:
-            return None
-        return follow_choices(RoundingRunner(model), eager, reader.paired.operators, picks, run.feeds)
 
 
 def _unchecked_note(reason: str) -> str:

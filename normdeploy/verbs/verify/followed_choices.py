@@ -20,16 +20,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import torch
 
 from ...compare.error_bounds import ErrorBounds
 from ...compare.number_text import format_pair
 from ...compare.pick_order import ScorePair, find_widest_inversion
+from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.ordering_operators import ChoiceFollower, OrderingOperator, line_up_scores
 from ...runtimes.rounding_noise import RoundingRunner
-from ...runtimes.torch_runners import EagerRunner, HalfRunner
+from ...runtimes.torch_runners import HALVES, EagerRunner, HalfRunner
 from ...types import Array, Arrays
+from .file_choices import ChoiceReader
 
 Eager = EagerRunner | HalfRunner
 
@@ -67,6 +70,32 @@ class WrongChoice:
     operator: OrderingOperator
     is_certain: bool
     text: str
+
+
+def follow_file(
+    model: LoadedModel, proto: onnx.ModelProto, feeds: Arrays, precision: str = "", *, optimize: bool, provider: str
+) -> FollowedRuns | WrongChoice | None:
+    """Run a model with the choices that a file makes in onnxruntime.
+
+    Args:
+        proto: file whose inputs have the model's names.
+        precision: "fp16" or "bf16" if the file computes in this type; "" for the model's own types.
+        optimize, provider: as for ``OrtRunner``.
+
+    Returns:
+        the runs, or a choice that rounding does not explain. None if the file's choices are unknown.
+
+    Raises:
+        InputError, NormdeployError: the model does not run on this input.
+    """
+    types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+    with ChoiceReader(model, lambda: proto, optimize=optimize, provider=provider) as reader:
+        picks = reader.read({name: feeds[name].astype(kind) for name, kind in types.items() if name in feeds})
+        if picks is None or reader.paired is None:
+            return None
+    half = HALVES.get(precision)
+    with EagerRunner(model) if half is None else HalfRunner(model, half) as eager:
+        return follow_choices(RoundingRunner(model), eager, reader.paired.operators, picks, feeds, half)
 
 
 def follow_choices(
@@ -112,8 +141,10 @@ def follow_choices(
     while True:
         pairs = [(operator, _find_widest(operator, scores, follower, bounds)) for operator in follower.operators]
         found = [(operator, pair) for operator, pair in pairs if pair is not None]
-        operator, widest = max(found, key=lambda each: each[1].ratio, default=(None, None))
-        if operator is None or widest is None or widest.ratio <= 1:
+        if not found:
+            return FollowedRuns(follower, exact, own, bounds, differing, None)
+        operator, widest = max(found, key=lambda each: each[1].ratio)
+        if widest.ratio <= 1:
             return FollowedRuns(follower, exact, own, bounds, differing, widest)
         if not bounds.draw_more():
             return WrongChoice(operator, True, _describe_wrong_order(operator, widest))

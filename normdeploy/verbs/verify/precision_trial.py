@@ -414,15 +414,16 @@ class PrecisionTrial:
                 if followed.agreement.differing:
                     candidate.followed[answer.case.name] = followed.agreement
                 return
-            # The pairs of operators may be wrong, or the time may be too short for the random roundings that a failure
-            # needs.
-            if passes and (not self._choices.has_fixed_order or self._clock.is_over()):
-                candidate.tallies = plain
+        # The pairs of operators may be wrong, or the time too short for the random roundings that a failure needs.
+        is_decisive = self._choices.has_fixed_order and answer.case.kind not in LENIENT and not self._clock.is_over()
+        if isinstance(followed, FollowedCase) and is_decisive:
             return
-        if not passes:
+        if passes:
+            candidate.tallies = plain
+        else:
             candidate.tallies = before
             self.tallying.tally_errors(candidate, answer, result)
-        if isinstance(followed, WrongChoice) and answer.case.kind not in LENIENT:
+        if isinstance(followed, WrongChoice) and is_decisive:
             self._refuse_choice(candidate, answer, followed, failing)
 
     def _refuse_choice(
@@ -433,10 +434,9 @@ class PrecisionTrial:
         Args:
             failing: outputs that failed on other inputs.
         """
-        place = f"{choice.text}, at {answer.case.name}"
         if not self.tallying.failing_outputs(candidate) <= set(failing):
             # The errors show that the outputs are wrong.
-            candidate.wrong_choice = candidate.wrong_choice or place
+            candidate.wrong_choice = candidate.wrong_choice or f"{choice.text}, at {answer.case.name}"
             return
         for output in self._choices.certainly_wrong_outputs(choice):
             tally = candidate.tallies.get((output, answer.case.kind))

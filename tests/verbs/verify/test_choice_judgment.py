@@ -151,7 +151,7 @@ def change_one_query(graph: onnx.GraphProto) -> None:
     change[3, 5] = 1e-3
     queries = find_node(graph, "GatherElements").output[0]
     name = add_constant(graph, "change", change)
-    insert_after(graph, queries, helper.make_node("Add", [queries, name], ["changed"]))
+    insert_after(graph, queries, helper.make_node("Add", [queries, name], ["changed"], name="planted"))
 
 
 def exchange_query_and_key(graph: onnx.GraphProto) -> None:
@@ -217,6 +217,16 @@ def test_bisect_names_no_fault_of_a_file_with_another_order(tied: Exported, tmp_
     result = search_faults(tied.model, path, inputs=draw_feeds())
     assert result
     assert not result.faults
+
+
+def test_bisect_names_the_fault_beside_near_ties(tied: Exported, tmp_path: Path) -> None:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(tied.proto)
+    change_one_query(proto.graph)
+    path = tmp_path / "changed.onnx"
+    onnx.save(proto, path)
+    result = search_faults(tied.model, path, inputs=draw_feeds())
+    assert [fault.nodes for fault in result.faults] == [("Add planted",)]
 
 
 class Ranked(nn.Module):
