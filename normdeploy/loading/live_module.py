@@ -53,7 +53,7 @@ from .size_conditions import TracedConditions, record_conditions
 from .symbolic_len import trace_len_symbolically
 from .torch_func import inline_vmap, is_derivative_failure, make_derivative_error
 from .torch_pickles import first_line
-from .torch_state import preserve_torch_state, silence_logger
+from .torch_state import PROCESS_STATE, preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .trace_comparison import TraceComparison
 from .traceable_models import add_default_inputs
@@ -558,7 +558,7 @@ def export_narrowing(
             shapes = dynamic_shapes
         else:
             shapes = _build_dynamic_shapes(module, call, wishes, multiples=not in_steps)
-        with record_conditions(module) as conditions:
+        with PROCESS_STATE, record_conditions(module) as conditions:
             try:
                 return _export_silently(module, call, shapes, in_steps, tracer), wishes
             except NormdeployError:
@@ -656,6 +656,7 @@ def _export_silently(
     # as usual.
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
+        PROCESS_STATE,
         warnings.catch_warnings(),
         # After some failures, torch.export logs and prints the whole graph.
         silence_logger("torch"),
