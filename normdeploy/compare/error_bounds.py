@@ -103,16 +103,24 @@ class ErrorBounds:
             array of the output's shape.
         """
         bound = self._bound_of_elements(output, ratio)
-        # No element fails before `RUNS` runs are made, however long these runs take.
-        if error is not None and self._runs < RUNS and (error > bound).any():
-            self._run_more_roundings(RUNS - self._runs)
-            bound = self._bound_of_elements(output, ratio)
-        while error is not None and self._runs < MOST_RUNS and (error > bound).any():
-            if not self._may_draw():
-                break
-            self._run_more_roundings(self._runs)
+        while error is not None and (error > bound).any() and self.draw_more():
             bound = self._bound_of_elements(output, ratio)
         return bound
+
+    def draw_more(self) -> bool:
+        """Double the number of runs with random roundings.
+
+        Returns:
+            False if no run was made, because there are `MOST_RUNS` runs or the time is over.
+        """
+        # No element fails before `RUNS` runs are made, however long these runs take.
+        if self._runs < RUNS:
+            self._run_more_roundings(RUNS - self._runs)
+            return True
+        if self._runs >= MOST_RUNS or not self._may_draw():
+            return False
+        self._run_more_roundings(self._runs)
+        return True
 
     def _bound_of_elements(self, output: str, ratio: float) -> Array:
         return EAGER_MULTIPLE * np.maximum(

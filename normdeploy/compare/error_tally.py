@@ -93,6 +93,14 @@ class ErrorTally:
                 self.case = case
         self.case = self.case or case
 
+    def refuse(self, case: str, reason: str) -> None:
+        """Let a case fail for a reason that the errors do not show."""
+        self.failed.append(case)
+        if self.broken is None:
+            self.broken = reason
+            self.lost = self.absolute
+            self.case = case
+
     def _compare_integers(
         self, value: Array, reference: Array, explained: Callable[[Array], Array]
     ) -> _BrokenCase | None:

@@ -38,6 +38,7 @@ from .depthwise_conv import convolve_channels
 from .dtype_widening import half_dtype_map, saturate_fills, saturate_to_half, widen_graph, widen_tensor
 from .fake_quantize import fake_quantize_float64
 from .fourier_error import spread_nan
+from .ordering_operators import ChoiceGuide
 
 # Value of ``--precision`` -> dtype.
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -54,14 +55,28 @@ class _TorchRunner(HeldRunner):
         self._graph = graph
         self._lifted = lifted
         self._mutates = any(_is_mutating(node) for inner in _iter_graphs(graph) for node in inner.nodes)
+        self._guide: ChoiceGuide | None = None
+
+    @contextmanager
+    def guided(self, guide: ChoiceGuide | None) -> Iterator[None]:
+        """Show the choices of every run within the context, such as those of topk, to ``guide``, or replace them."""
+        self._guide = guide
+        try:
+            yield
+        finally:
+            self._guide = None
 
     def _input_tensors(self, feeds: Arrays) -> list[torch.Tensor]:
         check_feeds(self.name, feeds, self._model.inputs)
         return [to_torch(feeds[spec.name]) for spec in self._model.inputs]
 
     def _call_graph(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
+        interpreter = self._interpreter(self._graph)
+        interpreter.guide = self._guide
+        if self._guide is not None:
+            self._guide.start_run()
         with preserve_torch_state(), torch.no_grad():
-            return self._name_outputs(self._interpreter(self._graph).run(*self._graph_arguments(inputs, lifted)))
+            return self._name_outputs(interpreter.run(*self._graph_arguments(inputs, lifted)))
 
     def _graph_arguments(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> list[Any]:
         given = iter(with_constant_inputs(self._model.program, inputs))
@@ -299,12 +314,17 @@ class _NodeFailed(Exception):
 
 
 class _LocatingInterpreter(torch.fx.Interpreter):
-    """Interpreter whose errors name the operator and the module that failed."""
+    """Interpreter whose errors name the operator and the module that failed.
+
+    Attributes:
+        guide: object that sees or replaces the choices of topk, sort and argmax; None for the run's own choices.
+    """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
         # torch's traceback would add the user's source code to the message.
         self.extra_traceback = False
+        self.guide: ChoiceGuide | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node.
@@ -316,7 +336,13 @@ class _LocatingInterpreter(torch.fx.Interpreter):
             _NodeFailed: the node failed; the message names operator and module.
         """
         try:
-            return super().run_node(n)
+            value = super().run_node(n)
+            if self.guide is None or n.name not in self.guide.nodes:
+                return value
+            scores = self.env[n.args[0]]  # type: ignore[index]
+            if isinstance(scores, NarrowParameter):
+                scores = widen_tensor(scores.tensor)
+            return self.guide.choose(n, value, scores)
         except Exception as error:
             scopes = list(n.meta.get("nn_module_stack", {}).values())
             if scopes:

@@ -28,7 +28,7 @@ from ..verify.tensor_drift import DriftPoint
 from .counterpart_search import CounterpartSearch, FaultSpot
 from .intervention_runner import FirstWrongSearch, InterventionRunner, longest_ordered_pairs
 from .reference_program import open_program
-from .reference_tensors import open_inner_tensors, pair_with_model
+from .reference_tensors import find_followed_choices, open_inner_tensors, pair_with_model
 from .reproduction import Reproduction
 from .runtime_faults import (
     HALVES,
@@ -165,9 +165,9 @@ class FaultTracer:
         optimize = result.runtime in (ON, CUDA[1])
         provider = "cuda" if result.runtime in CUDA else "cpu"
         feeds = round_inputs(subject.feeds, half)
-        self._bench = InterventionRunner(
-            open_inner_tensors(model, feeds, result.precision), ran.proto, feeds, result.precision, optimize, provider
-        )
+        guide = find_followed_choices(model, ran.proto, feeds, result.precision, optimize=optimize, provider=provider)
+        insides = open_inner_tensors(model, feeds, result.precision, guide)
+        self._bench = InterventionRunner(insides, ran.proto, feeds, result.precision, optimize, provider)
         self._program = open_program(model)
         self._units = RuntimeUnits(self._exact, ran, self._bench)
         self._pairs = longest_ordered_pairs(pair_with_model(model, proto))

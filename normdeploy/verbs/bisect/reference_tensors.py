@@ -11,13 +11,16 @@ from dataclasses import replace
 import onnx
 
 from ...compare.error_bounds import has_lost_all_digits
+from ...errors import NormdeployError
 from ...graphs.file_graph import widen_to_float64
 from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.float64_evaluator import inferred_dtypes
+from ...runtimes.ordering_operators import ChoiceGuide
 from ...runtimes.torch_runners import HALVES
 from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays
+from ..verify.followed_choices import FollowedRuns, follow_file
 from ..verify.reference_models import FileModel, Original, own_precision_runner
 from ..verify.tensor_drift import InnerTensors, TensorPair, TorchInnerTensors, boundaries_of_file, pair_tensors
 
@@ -117,17 +120,46 @@ def _is_lost(value: Array, reference: Array) -> bool:
     return reference.dtype.kind == "f" and has_lost_all_digits(widen_to_float64(value), reference)
 
 
-def open_inner_tensors(model: Original, feeds: Arrays, precision: str) -> InnerTensors:
+def find_followed_choices(
+    model: Original, proto: onnx.ModelProto, feeds: Arrays, precision: str, *, optimize: bool, provider: str
+) -> ChoiceGuide | None:
+    """Read the choices of a file (topk, sort, argmax) that the reference follows, as in ``verify``.
+
+    Returns:
+        The choices. None if they are unknown, or if rounding does not explain them.
+    """
+    if not isinstance(model, LoadedModel):
+        return None
+    try:
+        runs = follow_file(model, proto, feeds, precision, optimize=optimize, provider=provider)
+    except NormdeployError:
+        # The search reports that the model does not run on this input.
+        return None
+    if isinstance(runs, FollowedRuns):
+        return runs.follower
+    return None
+
+
+def open_inner_tensors(
+    model: Original, feeds: Arrays, precision: str, guide: ChoiceGuide | None = None
+) -> InnerTensors:
     """Open the inner tensors of a PyTorch model or an ONNX file.
+
+    Args:
+        guide: choices that a PyTorch model follows.
 
     Returns:
         An evaluator of inner tensors on ``feeds``.
     """
-    inner = FileInnerTensors if isinstance(model, FileModel) else TorchInnerTensors
-    own: InnerTensors = inner(model, feeds, precision)  # type: ignore[arg-type]
+
+    def open_in(own: str) -> InnerTensors:
+        if isinstance(model, FileModel):
+            return FileInnerTensors(model, feeds, own)
+        return TorchInnerTensors(model, feeds, own, guide)
+
     if precision == "fp16":
-        return RangedInnerTensors(own, inner(model, feeds, "bf16"))  # type: ignore[arg-type]
-    return own
+        return RangedInnerTensors(open_in(precision), open_in("bf16"))
+    return open_in(precision)
 
 
 def pair_with_model(model: Original, proto: onnx.ModelProto) -> list[TensorPair]:

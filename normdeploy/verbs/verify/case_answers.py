@@ -10,6 +10,7 @@ from ...compare.error_bounds import ErrorBounds
 from ...compare.rounding_ties import RoundingTies
 from ...inputs.input_cases import LENIENT, NAN, NONFINITE, InputCase
 from ...runtimes import RunResult
+from ...runtimes.ordering_operators import ChoiceWatcher
 from ...types import Array
 from .runtime_candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, NAN_BLIND, RuntimeCandidate
 
@@ -23,6 +24,7 @@ class CaseAnswer:
         ties: other integers that are also right for an output because of rounding.
         bounds: allowed error of each floating-point element; None if it was not computed.
         eager: outputs of eager mode, if a runtime may have the same non-finite values as eager mode; otherwise None.
+        choices: observer of the choices of eager mode and of all runs of the reference; None if the model makes none.
     """
 
     case: InputCase
@@ -31,6 +33,12 @@ class CaseAnswer:
     ties: RoundingTies
     bounds: ErrorBounds | None = None
     eager: RunResult | None = None
+    choices: ChoiceWatcher | None = None
+
+    @property
+    def has_near_ties(self) -> bool:
+        """Return whether rounding decides a choice of the model, so that its runs are far apart."""
+        return self.choices is not None and self.choices.differ
 
 
 def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_inside: bool) -> bool:

@@ -15,6 +15,7 @@ from .precision_trial import PrecisionTrial
 from .reference_models import OWN, runtime_label
 from .runtime_candidates import FLOATS, STEPWISE, ComparedFile, RuntimeCandidate
 from .weight_origin import AuditedWeight, WeightOrigin
+from .wording import list_some
 
 # Types of integer weights, and the minimum number of elements of such a weight.
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})
@@ -101,9 +102,33 @@ def collect_notes(
         setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
         notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
     notes += [c.without for c in candidates if c.without]
+    notes += note_choices(candidates)
     made = {r.file for r in results if r.runtime not in OWN}
     for file in dict.fromkeys(c.file_label for c in candidates if c.file_label not in made):
         notes.append(f"no runtime could run {file}: nothing is known about it")
+    return notes
+
+
+def note_choices(candidates: Sequence[RuntimeCandidate]) -> list[str]:
+    """Describe where files order nearly equal scores in another way than the reference, and wrong choices.
+
+    Returns:
+        up to two notes for each runtime.
+    """
+    notes = []
+    for candidate in candidates:
+        title = f"{candidate.file_label} in {candidate.name}"
+        if candidate.followed:
+            picks = sum(each.differing for each in candidate.followed.values())
+            ratio = max(each.ratio for each in candidate.followed.values())
+            verb = "is" if picks == 1 else "are"
+            notes.append(
+                f"{title}: {picks} {'pick' if picks == 1 else 'picks'} of nearly equal scores {verb} in another order"
+                f" than in float64, at {list_some([*candidate.followed])}; the gaps are at most {ratio:.2g} times what"
+                " rounding explains, so there the file was compared with float64 in the file's order"
+            )
+        if candidate.wrong_choice:
+            notes.append(f"{title}: {candidate.wrong_choice}")
     return notes
 
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 import numpy as np
@@ -19,11 +20,15 @@ from ...compare.rounding_ties import RoundingTies
 from ...errors import InputError
 from ...inputs.input_cases import DATASET, LENIENT, OWN_KINDS, InputCase, count_elements
 from ...precision.type_conversion import FORMATS
-from ...runtimes import RunResult
-from ...runtimes.torch_runners import HALVES
+from ...runtimes import Runner, RunResult
+from ...runtimes.ordering_operators import ChoiceWatcher
+from ...runtimes.torch_runners import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ...types import Array, Arrays
 from .case_answers import CaseAnswer, divides_zero_by_zero, is_comparable
+from .choice_judgment import ChoiceJudge, FollowedCase
 from .compute_budget import BudgetClock, processor_time
+from .file_choices import ChoiceReader
+from .followed_choices import WrongChoice
 from .output_results import OutputResult
 from .output_verdicts import candidate_results
 from .quantization_budget import ROUNDED, UNROUNDED
@@ -60,6 +65,13 @@ def round_inputs(feeds: Arrays, half: np.dtype | None) -> dict[str, Array]:
     if half is None:
         return dict(feeds)
     return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
+
+
+def _show_choices(runner: Runner, choices: ChoiceWatcher | None) -> AbstractContextManager[None]:
+    """Return a context in which ``choices`` sees the choices of a runner of PyTorch."""
+    if choices is None or not isinstance(runner, EagerRunner | HalfRunner | Float64Runner):
+        return nullcontext()
+    return runner.guided(choices)
 
 
 class PrecisionTrial:
@@ -110,6 +122,9 @@ class PrecisionTrial:
         self._half = FORMATS[precision].dtype if precision else None
         self._compares_inside = compares_inside(model)
         self._unit = 4 * (model_unit_roundoff(model) if half is None else FORMATS[precision].unit_roundoff)
+        self._choices = ChoiceJudge(
+            model, reference, self.eager.make, self._unit, half, self.tallying.has_time_for_draws
+        )
 
     def prepare_answers(self, cases: Sequence[InputCase]) -> Iterator[None]:
         """Run eager mode and the reference on every case until half of the time is over.
@@ -159,8 +174,10 @@ class PrecisionTrial:
     def _answer_case(self, case: InputCase) -> None:
         feeds = self._rounded_feeds(case)
         assert self.eager.runner is not None
+        choices = self._choices.make_watcher()
         try:
-            eager = self.eager.runner.infer(feeds)
+            with _show_choices(self.eager.runner, choices):
+                eager = self.eager.runner.infer(feeds)
         except InputError as error:
             # A module may refuse certain inputs, such as those with NaN. This does not fail the comparison.
             if case.promised and case.kind not in LENIENT:
@@ -168,7 +185,8 @@ class PrecisionTrial:
             self._refused.append((case.name, str(error)))
             return
         start = processor_time()
-        reference = self._reference.float64_runner.infer(feeds)
+        with _show_choices(self._reference.float64_runner, choices):
+            reference = self._reference.float64_runner.infer(feeds)
         may_draw = partial(self.tallying.has_time_for_draws, case.name, processor_time() - start)
         self._resolve_rules(reference)
         if case.kind == DATASET:
@@ -180,13 +198,13 @@ class PrecisionTrial:
             lambda seed: self._reference.float64_runner.run_perturbed(feeds, self._unit, seed),
             reference,
             integers,
-            partial(self._run_rounded, feeds),
+            partial(self._run_rounded, feeds, choices),
             may_draw,
         )
         bounds = None
         if self._each and not (self._quantized_alone and self.tallying.rules_decide):
             own = eager
-            rounded = partial(self._run_rounded, feeds)
+            rounded = partial(self._run_rounded, feeds, choices)
             if (wide := self._answer_in_bfloat16(case, feeds, eager, reference)) is not None:
                 own = wide
                 rounded = partial(self._reference.float64_runner.run_rounded, feeds, half=torch.bfloat16)
@@ -194,7 +212,7 @@ class PrecisionTrial:
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self.tallying.ratios[name] = max(self.tallying.ratios.get(name, 1.0), bounds.eager_ratio(name))
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and divides_zero_by_zero(eager, reference))
-        self.answers.append(CaseAnswer(case, feeds, reference, ties, bounds, eager if lenient else None))
+        self.answers.append(CaseAnswer(case, feeds, reference, ties, bounds, eager if lenient else None, choices))
         for name, value in eager.items():
             self.eager.tallies.setdefault((name, case.kind), ErrorTally(value.dtype))
         self.tallying.tally_result(self.eager, self.answers[-1], eager)
@@ -240,8 +258,10 @@ class PrecisionTrial:
             self.eager.measures = OutputMeasures(self.tallying.policy, self._dataset)
         self._settled = True
 
-    def _run_rounded(self, feeds: Arrays, seed: int) -> RunResult:
-        return self._reference.float64_runner.run_rounded(feeds, seed, self._half_type)
+    def _run_rounded(self, feeds: Arrays, choices: ChoiceWatcher | None, seed: int) -> RunResult:
+        runner = self._reference.float64_runner
+        with _show_choices(runner, choices):
+            return runner.run_rounded(feeds, seed, self._half_type)
 
     def run_candidate(self, candidate: RuntimeCandidate) -> None:
         """Run a loaded candidate on every case, and keep it for judgment."""
@@ -329,6 +349,19 @@ class PrecisionTrial:
             bounded: True to stop when the time is over.
             deciding: outputs; the run stops when one of them fails.
         """
+        with self._choices.open_reader(candidate) as reader:
+            self._run_cases_with(candidate, names, reader, bounded=bounded, deciding=deciding)
+
+    def _run_cases_with(
+        self,
+        candidate: RuntimeCandidate,
+        names: Sequence[str],
+        reader: ChoiceReader,
+        *,
+        bounded: bool,
+        deciding: Collection[str],
+    ) -> None:
+        """Run a candidate whose choices ``reader`` reads, as `_run_cases` does."""
         for answer in self.answers:
             if self.tallying.has_wrong_output(candidate, deciding):
                 return
@@ -350,7 +383,65 @@ class PrecisionTrial:
                 narrow = {n: self._cast_to_model_type(candidate, n, v) for n, v in result.items()}
                 known = {n: v for n, v in narrow.items() if n in answer.reference}
                 known = self._stand_ins.replace_excused(candidate, answer, known)
-                self.tallying.tally_result(candidate, answer, narrow | known)
+                self._judge_result(candidate, answer, narrow | known, reader)
+
+    def _judge_result(
+        self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult, reader: ChoiceReader
+    ) -> None:
+        """Add the outputs of a candidate on one input to its tallies.
+
+        If rounding decides a choice of the model, the outputs are compared with the reference that makes the
+        candidate's choices. This comes before the dozens of random roundings that a failure needs, because these rarely
+        make the same choices. Without such a reference, every output passes that is as far from the reference as
+        another choice.
+        """
+        self.tallying.measure_rules(candidate, answer, result)
+        if self.tallying.rules_decide or not self._choices.may_follow(candidate, answer):
+            self.tallying.tally_errors(candidate, answer, result)
+            return
+        failing = self.tallying.failing_outputs(candidate)
+        before = copy.deepcopy(candidate.tallies)
+        self.tallying.tally_errors(candidate, answer, result, draws=False)
+        passes = self.tallying.failing_outputs(candidate) <= failing
+        if passes and (not answer.has_near_ties or answer.case.kind in LENIENT or self._clock.is_over()):
+            return
+        plain = candidate.tallies
+        followed = self._choices.follow(candidate, answer, reader)
+        if isinstance(followed, FollowedCase):
+            candidate.tallies = copy.deepcopy(before)
+            self.tallying.tally_errors(candidate, followed.answer, result)
+            if self.tallying.failing_outputs(candidate) <= failing:
+                if followed.agreement.differing:
+                    candidate.followed[answer.case.name] = followed.agreement
+                return
+        # The pairs of operators may be wrong, or the time too short for the random roundings that a failure needs.
+        is_decisive = self._choices.has_fixed_order and answer.case.kind not in LENIENT and not self._clock.is_over()
+        if isinstance(followed, FollowedCase) and is_decisive:
+            return
+        if passes:
+            candidate.tallies = plain
+        else:
+            candidate.tallies = before
+            self.tallying.tally_errors(candidate, answer, result)
+        if isinstance(followed, WrongChoice) and is_decisive:
+            self._refuse_choice(candidate, answer, followed, failing)
+
+    def _refuse_choice(
+        self, candidate: RuntimeCandidate, answer: CaseAnswer, choice: WrongChoice, failing: Collection[str]
+    ) -> None:
+        """Let the outputs fail that depend on a choice that rounding does not explain.
+
+        Args:
+            failing: outputs that failed on other inputs.
+        """
+        if not self.tallying.failing_outputs(candidate) <= set(failing):
+            # The errors show that the outputs are wrong.
+            candidate.wrong_choice = candidate.wrong_choice or f"{choice.text}, at {answer.case.name}"
+            return
+        for output in self._choices.certainly_wrong_outputs(choice):
+            tally = candidate.tallies.get((output, answer.case.kind))
+            if tally is not None and output not in failing:
+                tally.refuse(answer.case.name, choice.text)
 
     def _cast_to_model_type(self, candidate: RuntimeCandidate, output: str, value: Array) -> Array:
         """Cast a result to the dtype that the output has in the model.

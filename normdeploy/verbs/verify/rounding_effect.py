@@ -17,6 +17,7 @@ from ...compare.element_errors import absolute_difference
 from ...compare.error_bounds import MOST_RUNS
 from ...model import LoadedModel
 from ...runtimes import RunResult
+from ...runtimes.ordering_operators import ChoiceGuide
 from ...runtimes.rounding_noise import RoundingRunner
 from ...types import Array, Arrays
 
@@ -34,13 +35,21 @@ class RoundingEffect:
         draws: number of draws. Each draw rounds the inner values once, and perturbs the parameters once.
     """
 
-    def __init__(self, model: LoadedModel, feeds: Arrays, unit: float, beside: RunResult | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        feeds: Arrays,
+        unit: float,
+        beside: RunResult | None = None,
+        guide: ChoiceGuide | None = None,
+    ) -> None:
         """Run the model in float64.
 
         Args:
             unit: unit roundoff of the model's type.
             beside: outputs of one correct evaluation in the model's own type, if there are any. Their errors count as
                 changes.
+            guide: choices of topk, sort and argmax that all runs follow; None for their own choices.
 
         Raises:
             NormdeployError: an operator does not run in float64.
@@ -48,7 +57,9 @@ class RoundingEffect:
         self._reference = RoundingRunner(model)
         self._feeds = feeds
         self._unit = unit
-        self._exact = self._reference.infer(feeds)
+        self._guide = guide
+        with self._reference.guided(guide):
+            self._exact = self._reference.infer(feeds)
         start = beside or self._exact
         self.moved = {output: absolute_difference(value, start[output]) for output, value in self._exact.items()}
         self.draws = 0
@@ -56,8 +67,9 @@ class RoundingEffect:
     def draw(self, count: int) -> None:
         """Draw ``count`` more random roundings."""
         for seed in range(self.draws, self.draws + count):
-            rounded = self._reference.run_rounded(self._feeds, seed)
-            perturbed = self._reference.run_perturbed(self._feeds, self._unit, seed)
+            with self._reference.guided(self._guide):
+                rounded = self._reference.run_rounded(self._feeds, seed)
+                perturbed = self._reference.run_perturbed(self._feeds, self._unit, seed)
             _enlarge(self.moved, rounded, self._exact)
             _enlarge(self.moved, perturbed, self._exact)
         self.draws += count

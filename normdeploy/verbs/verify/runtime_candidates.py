@@ -146,6 +146,20 @@ class NotRun:
         return f"{self.runtime}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class OrderAgreement:
+    """Choices of a runtime (topk, sort, argmax) on one input that differ from the reference's, but that rounding
+    explains.
+
+    Attributes:
+        differing: number of picks that differ.
+        ratio: largest gap of two scores in another order, as a share of the gap that rounding explains.
+    """
+
+    differing: int
+    ratio: float
+
+
 @dataclass
 class RuntimeCandidate:
     """One runtime with one file, and its results.
@@ -169,6 +183,9 @@ class RuntimeCandidate:
         advice: advice that follows the reason of a failure.
         option: session option of onnxruntime, NAME=VALUE, with which the file was judged; "" without an option.
         without: note on the behavior without this option.
+        followed: input case -> agreement of the runtime's choices with the reference, where they differ but rounding
+            explains them and the runtime passes.
+        wrong_choice: note on the first choice that rounding does not explain; "" if there is none.
     """
 
     name: str
@@ -190,6 +207,8 @@ class RuntimeCandidate:
     advice: str = ""
     option: str = ""
     without: str = ""
+    followed: dict[str, OrderAgreement] = field(default_factory=dict)
+    wrong_choice: str = ""
 
     @property
     def file_label(self) -> str:
@@ -228,12 +247,9 @@ class RuntimeCandidate:
         if self.runner is None:
             return None
         subject = self.subject
-        if subject is not None and subject.spared:
-            feeds = {name: value for name, value in feeds.items() if name not in subject.spared}
         # A `FileReplica` already uses the model's names.
         renames = subject is not None and not isinstance(self.runner, FileReplica)
-        if subject is not None and renames:
-            feeds = subject.own_feeds(feeds)
+        feeds = self.file_feeds(feeds) if renames else self._without_spared(feeds)
         if isinstance(self.runner, TrtRunner) and not self.runner.accepts_shapes(feeds):
             self.skipped += 1
             return None
@@ -252,6 +268,22 @@ class RuntimeCandidate:
         if subject is not None and renames:
             return subject.model_results(result)
         return result
+
+    def file_feeds(self, feeds: Arrays) -> Arrays:
+        """Select and rename the inputs that the file has, and cast them to the file's dtypes.
+
+        Returns:
+            the file's name -> array.
+        """
+        feeds = self._without_spared(feeds)
+        if self.subject is None:
+            return feeds
+        return self.subject.own_feeds(feeds)
+
+    def _without_spared(self, feeds: Arrays) -> Arrays:
+        if self.subject is None or not self.subject.spared:
+            return feeds
+        return {name: value for name, value in feeds.items() if name not in self.subject.spared}
 
     def compute_precision(self, usual: str) -> str:
         """Determine the precision in which the candidate is judged.

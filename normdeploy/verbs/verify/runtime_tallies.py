@@ -83,6 +83,14 @@ class RuntimeTallies:
             if key[0] in outputs
         )
 
+    def failing_outputs(self, candidate: RuntimeCandidate) -> set[str]:
+        """Return the outputs that have failed on an input so far."""
+        return {
+            output
+            for (output, kind), tally in candidate.tallies.items()
+            if tally.failure_ratio(self.eager_tally(output, kind)) > 1
+        }
+
     def has_time_for_draws(self, case: str, seconds: float = 0.0) -> bool:
         """Check whether time is left for more random roundings. If not, record the case as undecided.
 
@@ -107,6 +115,16 @@ class RuntimeTallies:
     def tally_result(self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult) -> None:
         """Add the outputs of one input to the tallies and to the measures of the given rules."""
         self.measure_rules(candidate, answer, result)
+        self.tally_errors(candidate, answer, result)
+
+    def tally_errors(
+        self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult, *, draws: bool = True
+    ) -> None:
+        """Add the outputs of one input to the tallies.
+
+        Args:
+            draws: True to draw more random roundings before an output fails.
+        """
         steps = self._step_budget(candidate, answer)
         for output in self.model.outputs if answer.case.kind != DATASET else ():
             dtype = self.dtype_of(output)
@@ -121,7 +139,7 @@ class RuntimeTallies:
                 bounds = None
             else:
                 bounds = answer.bounds
-            open_ = not self._has_failed_already(candidate, output, answer.case.kind)
+            open_ = draws and not self._has_failed_already(candidate, output, answer.case.kind)
             tally.add(
                 answer.case.name,
                 result.get(output),

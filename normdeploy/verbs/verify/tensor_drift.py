@@ -29,6 +29,7 @@ from ...model import LoadedModel
 from ...precision.tensor_ranges import serialize_for_session
 from ...precision.type_conversion import FORMATS
 from ...runtimes import RunResult
+from ...runtimes.ordering_operators import ChoiceGuide
 from ...runtimes.ort_runner import OrtRunner
 from ...runtimes.torch_runners import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ...storage.proto_traversal import copy_model
@@ -259,12 +260,14 @@ class TorchInnerTensors:
 
     Args:
         precision: "fp16" or "bf16", or "" if the file computes in the model's own type.
+        guide: choices of topk, sort and argmax that all runs follow; None for their own choices.
     """
 
-    def __init__(self, model: LoadedModel, feeds: Arrays, precision: str) -> None:
+    def __init__(self, model: LoadedModel, feeds: Arrays, precision: str, guide: ChoiceGuide | None = None) -> None:
         self._model = model
         self._feeds = feeds
         self._precision = precision
+        self._guide = guide
 
     @cached_property
     def _float64_runner(self) -> Float64Runner:
@@ -282,7 +285,8 @@ class TorchInnerTensors:
         Returns:
             node name -> value.
         """
-        return WatchedRunner(self._float64_runner, nodes).infer(self._feeds)
+        with self._float64_runner.guided(self._guide):
+            return WatchedRunner(self._float64_runner, nodes).infer(self._feeds)
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
         """Compute nodes of the PyTorch graph in the precision of the file.
@@ -290,7 +294,8 @@ class TorchInnerTensors:
         Returns:
             node name -> value.
         """
-        return WatchedRunner(self._eager_runner, nodes).infer(self._feeds)
+        with self._eager_runner.guided(self._guide):
+            return WatchedRunner(self._eager_runner, nodes).infer(self._feeds)
 
 
 class TensorComparison:
