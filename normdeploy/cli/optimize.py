@@ -8,7 +8,7 @@ from ..reports.report import Report
 from ..verb_options import as_keywords
 from ..verbs.optimize.optimize_options import OptimizeOptions
 from .console import print_report, require_reports, show_progress
-from .options import OnnxFile, Output, ReportingOptions
+from .options import OnnxFile, Output, ReportingOptions, describe_files
 
 
 def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporting: ReportingOptions) -> None:
@@ -16,7 +16,7 @@ def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporti
     require_reports(reporting, (source, output, *options.calibrate))
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options))
-    files = {"source": str(source), "output": str(output)}
+    files = describe_files(source, output, options.external_data_name)
     told = {"precision": result.precision, "quantization": result.quantization}
     account = Report("optimize", files, result.summary, told, result.notes, seconds=result.seconds)
     print_report(result, account, reporting)

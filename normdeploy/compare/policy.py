@@ -150,6 +150,31 @@ def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Pol
     return Policy(rules)
 
 
+def parse_allclose(absolute: float | None, relative: float | None) -> Policy:
+    """Build the rule for all outputs that two numbers state, as atol and rtol of numpy.allclose.
+
+    Args:
+        absolute: value of --atol; None for 0.
+        relative: value of --rtol; None for 0.
+
+    Returns:
+        the policy; empty if both are None.
+
+    Raises:
+        InputError: a number is negative or not finite.
+    """
+    if absolute is None and relative is None:
+        return Policy()
+    for flag, value in (("--atol", absolute), ("--rtol", relative)):
+        if value is not None and not _is_tolerance(value):
+            raise InputError(f"{flag} is {value!r}; pass a number of 0 or more")
+    return Policy({ALL: {"tolerance": Tolerance(float(absolute or 0), float(relative or 0))}})
+
+
+def _is_tolerance(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
 def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [(name, parse_tolerance(value)) for name, value in given.items()]

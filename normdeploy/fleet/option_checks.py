@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ..compare.policy import parse_policy
+from ..compare.policy import parse_allclose, parse_policy
 from ..errors import InputError
 from ..verb_options import ConversionOptions, options_from_table
 from ..verbs.conversion.conversion_request import parse_quantization_request
@@ -39,4 +39,5 @@ def _check_verb_options(options: Mapping[str, Values]) -> None:
     export = options["export"]
     verify = options["verify"]
     parse_quantization_request(options_from_table(ConversionOptions, export))
+    parse_allclose(verify.get("atol"), verify.get("rtol"))
     parse_policy(as_list(verify.get("tolerance")) or None, as_list(verify.get("metric")) or None)

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import onnx
 
-from ...errors import GraphError
+from ...errors import GraphError, InputError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
@@ -29,7 +29,7 @@ from ...rewriting.rewrite_ledger import RewriteOptions, RewriteStep
 from ...runtimes import ort_loadability
 from ...runtimes.crash_check import require_no_crash
 from ...storage import record_signing
-from ...storage.onnx_files import fill_shared_weights, save_onnx
+from ...storage.onnx_files import fill_shared_weights, require_data_name, save_onnx
 from ...storage.shared_weights import Weights
 from ...types import PathLike
 from ...verb_options import ConversionOptions
@@ -198,6 +198,13 @@ def require_options(conversion: Conversion) -> None:
     options = conversion.options
     if conversion.output is not None:
         require_writable_output(conversion.output, conversion.source)
+    if options.external_data_name is not None:
+        if conversion.output is None:
+            raise InputError(
+                f"the external data {options.external_data_name!r} is a file beside the output, but no output was"
+                " passed; pass output='model.onnx'"
+            )
+        require_data_name(options.external_data_name, conversion.output)
     record_signing.require_usable_team_key(conversion.output)
     conversion.target = select_target(options)
     conversion.wish = parse_quantization_request(options)
@@ -352,7 +359,7 @@ def judge_half(conversion: Conversion) -> None:
 def write_file(conversion: Conversion) -> None:
     """Write the model to the output."""
     assert conversion.output is not None
-    save_onnx(conversion.proto, conversion.output)
+    save_onnx(conversion.proto, conversion.output, data_name=conversion.options.external_data_name)
 
 
 def update_summary(conversion: Conversion) -> None:

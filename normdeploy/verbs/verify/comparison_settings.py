@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ...compare.policy import Policy, parse_policy
+from ...compare.policy import ALL, Policy, parse_allclose, parse_policy
 from ...errors import InputError
 from ...inputs.dataset import open_dataset
 from ...inputs.input_cases import NamedInputs, read_inputs
@@ -61,11 +61,7 @@ class ComparisonSettings:
             policies = PolicyFile()
         else:
             policies = read_policy(options.policy)
-        rules = (
-            parse_policy(options.tolerance, options.metric)
-            .merge_under(policies.policy)
-            .require_default(options.also_default)
-        )
+        rules = _parse_rules(options).merge_under(policies.policy).require_default(options.also_default)
         for name in runners:
             require_runtime(name)
         if options.labels is not None and options.dataset is None:
@@ -110,3 +106,15 @@ class ComparisonSettings:
             "dataset": dataset,
             "runners": self.runners,
         }
+
+
+def _parse_rules(options: ComparisonOptions) -> Policy:
+    """Parse the rules that the options state."""
+    rules = parse_policy(options.tolerance, options.metric)
+    allclose = parse_allclose(options.atol, options.rtol)
+    if allclose and "tolerance" in rules.rules.get(ALL, {}):
+        raise InputError(
+            f"--atol and --rtol state the tolerance of every output, and so does --tolerance"
+            f" ({rules.rules[ALL]['tolerance']}); pass one of them, or --tolerance OUTPUT=ABS:REL for single outputs"
+        )
+    return rules.merge_under(allclose)

@@ -51,6 +51,7 @@ def verify(call: VerifyCall) -> Comparison:
         tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one output. Each
             element must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule.
             ``standard`` of the result says whether the default rule holds too.
+        atol, rtol: the same rule for every output, as for numpy.allclose. If only one is given, the other is 0.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one output
             (``normdeploy.compare.metrics``).
         generate: number of tokens that each file generates after prompts, greedily and with its cache, in addition to

@@ -64,6 +64,14 @@ class ComparisonOptions:
         metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
+    atol: float | None = option_field(
+        None,
+        "--atol",
+        "With --rtol: allow |error| ≤ ATOL + RTOL·|reference| for all outputs, as numpy.allclose does. If only one of"
+        " them is passed, the other is 0. --tolerance ATOL:RTOL means the same.",
+        metavar="ATOL",
+    )
+    rtol: float | None = option_field(None, "--rtol", "Relative tolerance for all outputs; see --atol.", metavar="RTOL")
     metric: Thresholds | None = option_field(
         None,
         "--metric",
