@@ -359,6 +359,15 @@ class ConversionOptions:
         metavar="IN.npz",
         type=list[Path] | None,
     )
+    preprocess: PathLike | Callable[[Path], Any] | None = option_field(
+        None,
+        "--preprocess",
+        "With --quantize: --calibrate names a folder of pictures, which are prepared as this file says: a"
+        " preprocessor_config.json of transformers, or the config.json of a timm model. Or a function from the path of"
+        " a file to an array.",
+        metavar="CONFIG",
+        type=Path | None,
+    )
     keep_io: bool = option_field(
         False, "--keep-io", "With --precision: keep the model's inputs and outputs in float32."
     )

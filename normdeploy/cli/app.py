@@ -19,6 +19,7 @@ from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, esca
 from ..trust_words import CODE_WORDS, KEY_WORDS
 from ..verbs.build.trtexec_words import TRTEXEC_WORDS
 from ..verbs.conversion.torch_words import EXPORT_WORDS, HALF_WORDS
+from ..verbs.verify.verify_words import SAMPLE_WORDS
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, signals, verify
 from .other_words import TranslatingCommand
 from .stored import add_store_option
@@ -68,11 +69,15 @@ class _ExportCommand(_VerbCommand):
 
 
 class _OptimizeCommand(_VerbCommand):
-    words = HALF_WORDS
+    words = (*CODE_WORDS, *HALF_WORDS)
 
 
 class _CodeCommand(_VerbCommand):
     words = CODE_WORDS
+
+
+class _CompareCommand(_VerbCommand):
+    words = (*CODE_WORDS, *SAMPLE_WORDS)
 
 
 class _KeyCommand(_VerbCommand):
@@ -105,8 +110,8 @@ def _root_options(
 
 app.command(cls=_ExportCommand)(add_store_option(add_common_options(export.export)))
 app.command(cls=_BuildCommand)(add_store_option(add_common_options(build.build)))
-app.command(cls=_CodeCommand)(add_store_option(add_common_options(verify.verify)))
-app.command(cls=_CodeCommand)(add_common_options(bisect.bisect))
+app.command(cls=_CompareCommand)(add_store_option(add_common_options(verify.verify)))
+app.command(cls=_CompareCommand)(add_common_options(bisect.bisect))
 app.command(cls=_CodeCommand)(add_common_options(inspect.inspect))
 app.command(cls=_OptimizeCommand)(add_store_option(add_common_options(optimize.optimize)))
 app.command(cls=_VerbCommand)(add_common_options(run.run))

@@ -7,10 +7,12 @@ from typing import Any
 
 from ...compare.policy import parse_policy
 from ...errors import InputError
+from ...inputs.image_dataset import Preprocessing
 from ...option_values import CUDA, ONNXRUNTIME
 from ...precision.tensor_ranges import load_samples
 from ...quantization.quantization_request import QuantizationRequest, require_half_support, require_runtime_kernels
 from ...verb_options import ConversionOptions
+from ..arguments.preprocessing_choice import resolve_preprocessing
 
 
 def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
@@ -42,6 +44,26 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
         else:
             samples += load_samples([item])
     return samples
+
+
+def read_preprocessing_option(options: ConversionOptions) -> Preprocessing | None:
+    """Read the preprocessing of the calibration files before any work.
+
+    Returns:
+        the preprocessing; None if the samples are arrays.
+
+    Raises:
+        InputError: the option has no effect, or the preprocessing can't be used.
+        TrustError: a function's module would run without the user's permission.
+    """
+    if options.preprocess is None:
+        return None
+    if options.quantize is None or not options.calibrate:
+        raise InputError(
+            "--preprocess prepares pictures for --quantize; pass --quantize, and the folder of pictures with"
+            " --calibrate"
+        )
+    return resolve_preprocessing(options.preprocess, trust=bool(getattr(options, "trust", False)))
 
 
 def select_target(options: ConversionOptions) -> str:

@@ -14,6 +14,7 @@ from ...errors import GraphError, InputError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
+from ...inputs.image_dataset import Preprocessing
 from ...log import log_norms
 from ...model import InputSpec
 from ...option_values import TENSORRT
@@ -36,7 +37,12 @@ from ...verb_options import ConversionOptions
 from ..arguments.argument_validation import require_writable_output
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..stage_progress import StageTimer, describe_loading
-from .conversion_request import parse_quantization_request, read_calibration_samples, select_target
+from .conversion_request import (
+    parse_quantization_request,
+    read_calibration_samples,
+    read_preprocessing_option,
+    select_target,
+)
 from .finding_merge import merge_findings
 
 NOT_MEASURED = "the forms for onnxruntime's CUDA provider follow its documentation and were not measured"
@@ -55,6 +61,8 @@ class Conversion:
     stages: StageTimer
     target: str = field(init=False)
     wish: QuantizationRequest | None = field(init=False)
+    # Preparation of the files in the calibration folders; None for arrays.
+    preprocessing: Preprocessing | None = field(init=False)
     # The user's samples for the calibration of half precision; None if samples are generated.
     samples: Sequence[Mapping[str, Any]] | None = field(init=False)
     proto: onnx.ModelProto = field(init=False)
@@ -208,6 +216,7 @@ def require_options(conversion: Conversion) -> None:
     record_signing.require_usable_team_key(conversion.output)
     conversion.target = select_target(options)
     conversion.wish = parse_quantization_request(options)
+    conversion.preprocessing = read_preprocessing_option(options)
     conversion.samples = read_calibration_samples(options)
 
 
@@ -270,7 +279,9 @@ def apply_quantization(conversion: Conversion) -> None:
     plain = fill_shared_weights(conversion.proto)
     if conversion.options.calibrate:
         conversion.split = split_samples(
-            conversion.options.calibrate, recorded_or_declared_inputs(plain, conversion.inputs)
+            conversion.options.calibrate,
+            recorded_or_declared_inputs(plain, conversion.inputs),
+            conversion.preprocessing,
         )
     made, conversion.quantization = quantize_model(plain, conversion.wish, conversion.split, conversion.stages.progress)
     if conversion.wish.runtime not in TENSORRT:

@@ -65,6 +65,7 @@ HALF_WORDS = (
     CommandWord(flags=("--dtype",), means=("--precision",), takes_value=True),
     CommandWord(flags=("--fp16",), means=("--precision", "fp16")),
     CommandWord(flags=("--bf16",), means=("--precision", "bf16")),
+    CommandWord(flags=("--samples",), means=("--calibrate",), takes_value=True),
     CommandWord(flags=("--device",), refusal="--provider names the device that runs the written file, cpu or cuda"),
 )
 """Options of ``export`` and ``optimize``."""

@@ -115,6 +115,8 @@ def export(call: ExportCall) -> ExportResult:
             precision is calibrated on them; if there are none, inputs are generated. With ``quantize``, the first axis
             of each array is the sample axis. The samples are split into batches; every second batch is used for
             calibration, and the other batches for evaluation.
+        preprocess: config of a preprocessing, "MODULE:FUNCTION" or a function, with ``quantize``. ``calibrate`` then
+            names folders of files, each of which becomes one sample (``normdeploy.inputs.image_preprocessing``).
         keep_io: inputs and outputs of a half-precision file stay float32.
         quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in this type, or store their weights
             in it (``normdeploy.quantization.quantizer``).

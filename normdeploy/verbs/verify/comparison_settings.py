@@ -9,9 +9,12 @@ from typing import Any, Self
 from ...compare.policy import ALL, Policy, parse_allclose, parse_policy
 from ...errors import InputError
 from ...inputs.dataset import open_dataset
+from ...inputs.image_dataset import Preprocessing
 from ...inputs.input_cases import NamedInputs, read_inputs
 from ...runtimes.third_party_runner import require_runtime
 from ...types import PathLike
+from ..arguments.preprocessing_choice import resolve_preprocessing
+from ..arguments.user_functions import is_function_name
 from .compute_budget import ComparisonBudget
 from .io_matching import list_pairs
 from .policy_file import PolicyFile, read_policy
@@ -28,8 +31,10 @@ class ComparisonSettings:
         inputs: the user's inputs; None to generate inputs.
         most: largest generated input, in elements; None for the default limit.
         labels: array or column of the dataset that holds the right classes.
+        preprocessing: preparation of the dataset's files; None for arrays.
         names: name in a file -> name in the model, or (name in a file, name in the model).
         runners: third-party runtimes, by name.
+        runs_own_code: True if the user names a function as MODULE:FUNCTION.
     """
 
     seeds: int
@@ -39,8 +44,10 @@ class ComparisonSettings:
     policy: Policy
     dataset: PathLike | None
     labels: str | None
+    preprocessing: Preprocessing | None
     names: list[str | tuple[str, str]]
     runners: Sequence[str]
+    runs_own_code: bool = False
 
     @classmethod
     def from_options(cls, options: ComparisonOptions, budget: ComparisonBudget, runners: Sequence[str] = ()) -> Self:
@@ -62,6 +69,8 @@ class ComparisonSettings:
         else:
             policies = read_policy(options.policy)
         rules = _parse_rules(options).merge_under(policies.policy).require_default(options.also_default)
+        if options.preprocess is not None and options.dataset is None:
+            raise InputError("--preprocess prepares the files of a folder; pass the folder with --dataset")
         for name in runners:
             require_runtime(name)
         if options.labels is not None and options.dataset is None:
@@ -82,8 +91,10 @@ class ComparisonSettings:
             policy=rules,
             dataset=options.dataset,
             labels=labels,
+            preprocessing=resolve_preprocessing(options.preprocess, trust=getattr(options, "trust", False)),
             names=[*policies.names.items(), *list_pairs(options.map)],
             runners=runners,
+            runs_own_code=is_function_name(options.preprocess),
         )
 
     def as_keywords(self, model: Original) -> dict[str, Any]:
@@ -95,7 +106,7 @@ class ComparisonSettings:
         Returns:
             keyword arguments, with the dataset opened.
         """
-        dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels)
+        dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels, self.preprocessing)
         return {
             "seeds": self.seeds,
             "inputs": self.inputs,

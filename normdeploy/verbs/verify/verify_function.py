@@ -61,6 +61,8 @@ def verify(call: VerifyCall) -> Comparison:
         also_default: the default rule must hold in addition to the given rules.
         dataset: samples on which metrics are measured: an .npz file, a folder of .npz files, or a Hugging Face dataset
             on disk.
+        preprocess: config of a preprocessing, "MODULE:FUNCTION" or a function. ``dataset`` is then a folder of files,
+            each of which becomes one sample (``normdeploy.inputs.image_preprocessing``).
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
             "accuracy5_drop".
         map: the file's name of an input or output -> the model's name. It is needed if names differ and can't be
@@ -95,7 +97,9 @@ def verify(call: VerifyCall) -> Comparison:
         budget = replace(budget, begun=begun)
         rules = replace(rules, budget=budget)
     with stage("load", describe_loading(call.source)):
-        model, notes = load_original(call.source, every, call.args, call.kwargs, call.load_keywords)
+        model, notes = load_original(
+            call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+        )
     with stage("verify"):
         comparison = compare.compare_files(
             model, every, drift=call.drift, progress=call.progress, **rules.as_keywords(model)

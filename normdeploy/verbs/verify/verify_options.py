@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,14 @@ class ComparisonOptions:
         "--dataset",
         "Samples for metrics: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.",
         metavar="PATH",
+        type=Path | None,
+    )
+    preprocess: PathLike | Callable[[Path], Any] | None = option_field(
+        None,
+        "--preprocess",
+        "--dataset names a folder of pictures, which are prepared as this file says: a preprocessor_config.json of"
+        " transformers, or the config.json of a timm model. Or a function from the path of a file to an array.",
+        metavar="CONFIG",
         type=Path | None,
     )
     labels: str | None = option_field(
