@@ -52,7 +52,7 @@ def _prepare_picture(file: Path, apply: Callable[[Any], Array]) -> Array:
     """Open one picture, turn it as its EXIF data says, and prepare it.
 
     Raises:
-        InputError: the file is no picture, is broken, or has too many pixels.
+        InputError: the file is broken, is not a picture, or has too many pixels.
     """
     from PIL import Image, ImageOps
 

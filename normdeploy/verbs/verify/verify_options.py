@@ -105,8 +105,9 @@ class ComparisonOptions:
     preprocess: PathLike | Callable[[Path], Any] | None = option_field(
         None,
         "--preprocess",
-        "--dataset names a folder of pictures, which are prepared as this file says: a preprocessor_config.json of"
-        " transformers, or the config.json of a timm model. Or a function from the path of a file to an array.",
+        "--dataset names a folder of pictures, which are prepared as this file says: the image processor's config"
+        " of a transformers model, or the config of a timm model. Or MODULE:FUNCTION, a function from the path of a"
+        " file to an array.",
         metavar="CONFIG",
         type=Path | None,
     )
