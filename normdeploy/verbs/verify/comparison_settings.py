@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ...compare.metrics import Metric
 from ...compare.policy import ALL, Policy, parse_allclose, parse_policy
 from ...errors import InputError
 from ...inputs.dataset import open_dataset
@@ -15,6 +16,7 @@ from ...runtimes.third_party_runner import require_runtime
 from ...types import PathLike
 from ..arguments.preprocessing_choice import resolve_preprocessing
 from ..arguments.user_functions import is_function_name
+from ..arguments.user_metrics import metric_importer
 from .compute_budget import ComparisonBudget
 from .io_matching import list_pairs
 from .policy_file import PolicyFile, read_policy
@@ -64,11 +66,13 @@ class ComparisonSettings:
         Raises:
             InputError: a file can't be read, or labels were given without a dataset.
         """
+        trust = bool(getattr(options, "trust", False))
+        own = metric_importer(trust=trust)
         if options.policy is None:
             policies = PolicyFile()
         else:
-            policies = read_policy(options.policy)
-        rules = _parse_rules(options).merge_under(policies.policy).require_default(options.also_default)
+            policies = read_policy(options.policy, own)
+        rules = _parse_rules(options, own).merge_under(policies.policy).require_default(options.also_default)
         if options.preprocess is not None and options.dataset is None:
             raise InputError("--preprocess prepares the files of a folder; pass the folder with --dataset")
         for name in runners:
@@ -91,10 +95,10 @@ class ComparisonSettings:
             policy=rules,
             dataset=options.dataset,
             labels=labels,
-            preprocessing=resolve_preprocessing(options.preprocess, trust=getattr(options, "trust", False)),
+            preprocessing=resolve_preprocessing(options.preprocess, trust=trust),
             names=[*policies.names.items(), *list_pairs(options.map)],
             runners=runners,
-            runs_own_code=is_function_name(options.preprocess),
+            runs_own_code=is_function_name(options.preprocess) or rules.has_own_metrics,
         )
 
     def as_keywords(self, model: Original) -> dict[str, Any]:
@@ -119,9 +123,9 @@ class ComparisonSettings:
         }
 
 
-def _parse_rules(options: ComparisonOptions) -> Policy:
+def _parse_rules(options: ComparisonOptions, own: Callable[[str], Metric]) -> Policy:
     """Parse the rules that the options state."""
-    rules = parse_policy(options.tolerance, options.metric)
+    rules = parse_policy(options.tolerance, options.metric, own)
     allclose = parse_allclose(options.atol, options.rtol)
     if allclose and "tolerance" in rules.rules.get(ALL, {}):
         raise InputError(

@@ -53,7 +53,8 @@ def verify(call: VerifyCall) -> Comparison:
             ``standard`` of the result says whether the default rule holds too.
         atol, rtol: the same rule for every output, as for numpy.allclose. If only one is given, the other is 0.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one output
-            (``normdeploy.compare.metrics``).
+            (``normdeploy.compare.metrics``). "package.module:function>=0.9" calls a function of your own with
+            the outputs and the reference of all inputs, joined along their first axis; it needs ``trust``.
         generate: number of tokens that each file generates after prompts, greedily and with its cache, in addition to
             the comparison of its outputs. Each step is compared with eager mode (``generation_check``). The model must
             be a Hugging Face folder of a decoder. ``feeds`` gives the prompts (``input_ids``, ``attention_mask``).

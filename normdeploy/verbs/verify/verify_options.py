@@ -76,6 +76,7 @@ class ComparisonOptions:
         None,
         "--metric",
         "Metric that decides the verdict: cosine, psnr, snr, top1, top5 or nearest with >=X, or accuracy_drop with <=X."
+        " MODULE:FUNCTION>=X calls your own function of outputs and reference, and needs --trust-remote-code."
         " Put the value in quotes for the shell, or write NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
