@@ -11,7 +11,7 @@ import normdeploy
 
 from ..reports.report import Report
 from ..verb_options import as_keywords
-from ..verbs.build.build_options import EngineOptions, TrtexecOption
+from ..verbs.build.build_options import BuildCall, EngineOptions, TrtexecOption
 from .console import print_report, require_reports, show_progress
 from .options import OnnxFile, Output, ReportingOptions
 from .other_words import TranslatingCommand
@@ -49,7 +49,6 @@ def build(
 ) -> None:
     """Build a TensorRT-RTX or TensorRT engine. TensorRT-RTX needs no GPU to build."""
     if instead.print_trtexec:
-        from ..verbs.build.build_options import BuildCall
         from ..verbs.build.trtexec_command import trtexec_lines
 
         typer.echo(str(trtexec_lines(BuildCall(source, output, **as_keywords(options)))))

@@ -52,7 +52,7 @@ def test_a_call_of_torch_works_unchanged(net: torch.nn.Module, args: tuple[torch
     assert onnx.load(tmp_path / "ours.onnx").opset_import[0].version == 20
     assert normdeploy.verify(result)
     assert normdeploy.verify(net, tmp_path / "ours.onnx", args=args)
-    result = normdeploy.export(model=net, args=args, f=tmp_path / "named.onnx", **call)
+    result = normdeploy.export(model=net, args=args, f=tmp_path / "named.onnx", **call)  # type: ignore[call-arg]
     assert result.path == tmp_path / "named.onnx"
 
 
@@ -60,7 +60,7 @@ def test_a_renamed_file_verifies_against_the_saved_program(
     net: torch.nn.Module, args: tuple[torch.Tensor, ...], tmp_path: Path
 ) -> None:
     torch.export.save(torch.export.export(net, args), tmp_path / "net.pt2")
-    normdeploy.export(tmp_path / "net.pt2", f=tmp_path / "m.onnx", input_names=["p", "q"], output_names=["a", "b"])
+    normdeploy.export(tmp_path / "net.pt2", f=tmp_path / "m.onnx", input_names=["p", "q"], output_names=["a", "b"])  # type: ignore[call-arg]
     assert ends(tmp_path / "m.onnx") == [["p", "q"], ["a", "b"]]
     assert normdeploy.verify(tmp_path / "net.pt2", tmp_path / "m.onnx")
 
