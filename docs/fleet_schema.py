@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[type, ...]] = {
 # norms.
 _SET = {
     "export": {"no_simplify"},
-    "build": {"runtime", "compute_capability", "timing_cache"},
+    "build": {"library", "compute_capability", "timing_cache", "minShapes", "optShapes", "maxShapes"},
     "bench": {"norms", "norm_impl"},
     "package": {"engine", "report_from", "replace", "source", "name", "sign"},
 }

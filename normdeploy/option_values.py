@@ -9,8 +9,8 @@ Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "ten
 # Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also allows normdeploy's own ops with
 # function bodies.
 Fuse = Literal["standard", "portable"]
-# Runtimes that build engines.
-EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]
+# Libraries that build engines.
+EngineLibrary = Literal["tensorrt-rtx", "tensorrt"]
 # Formats of quantized linear layers and convolutions.
 Quantize = Literal["int8", "fp8", "int4"]
 # Methods that derive ranges from samples.
@@ -32,6 +32,7 @@ CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
 PROVIDERS = ("cpu", "cuda")
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+LIBRARIES: tuple[EngineLibrary, ...] = get_args(EngineLibrary)
 # Names of the single runtimes. A file for one of the TENSORRT runtimes need not run in onnxruntime.
 ANY, USUAL, ACCURATE, *TENSORRT = RUNTIMES
 # Internal name of the target that ``--runtime onnxruntime --provider cuda`` selects.

@@ -229,7 +229,7 @@ class LoadingOptions:
     model: str | None = option_field(
         None,
         "--model",
-        "Class or function that builds the model, such as mypackage.nets:Encoder, or name of a package's model, such"
+        "Class or function that builds the model, such as mypackage.nets:Net, or name of a package's model, such"
         " as timm:resnet50. Needed for a file that holds only weights.",
         metavar="MODULE:FACTORY",
     )
@@ -242,7 +242,9 @@ class LoadingOptions:
         read=parse_factory_arguments,
     )
     key: str | None = option_field(None, "--key", "Name of the checkpoint entry that holds the weights.")
-    trust: bool = option_field(False, "--trust", "Run code that the model file contains, such as a pickled module.")
+    trust: bool = option_field(
+        False, "--trust-remote-code", "Run code that the model file contains, such as a pickled module."
+    )
     imports: Sequence[str] = option_field(
         (),
         "--import",
@@ -254,8 +256,8 @@ class LoadingOptions:
     inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'Name, dtype, shape and value range of an input. For example, "ids:int64\[n,s]{0:999}" is the input ids of'
-        " shape n × s with values from 0 to 998. {1,16,16} lists all values of a constant input. Repeatable.",
+        r'Name, dtype, shape and value range of an input. For example, "ids:int64\[n,s]{0:99}" is the input ids of'
+        " shape n × s with values from 0 to 98. {1,16,16} lists all values of a constant input. Repeatable.",
         metavar="SPEC",
         type=list[str] | None,
     )
@@ -371,6 +373,15 @@ class ConversionOptions:
         metavar="IN.npz",
         type=list[Path] | None,
     )
+    preprocess: PathLike | Callable[[Path], Any] | None = option_field(
+        None,
+        "--preprocess",
+        "With --quantize: --calibrate names a folder of pictures, which are prepared as this file says: the"
+        " image processor's config of a transformers model, or the config of a timm model. Or MODULE:FUNCTION, a"
+        " function from the path of a file to an array.",
+        metavar="CONFIG",
+        type=Path | None,
+    )
     keep_io: bool = option_field(
         False, "--keep-io", "With --precision: keep the model's inputs and outputs in float32."
     )
@@ -417,6 +428,16 @@ class ConversionOptions:
         " characters. Repeatable.",
         metavar="LAYER",
         type=list[str] | None,
+    )
+
+    # Files.
+    external_data_name: str | None = option_field(
+        None,
+        "--external-data-name",
+        "Write the weights to a file of this name in the output's folder, such as model.onnx.data (as torch) or"
+        " model.onnx_data (as optimum). Default: the ONNX file contains them; above 2 GB, they go to a file whose name"
+        " contains a hash.",
+        metavar="NAME",
     )
 
     # Limits.

@@ -218,14 +218,14 @@ def test_flags_that_may_be_a_strangers_are_not_followed(inside: Path, monkeypatc
 
 
 def test_trust_is_asked_once_for_one_file(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TrustError, match="--trust"):
+    with pytest.raises(TrustError, match="--trust-remote-code"):
         normdeploy.export("pickled.pt", output="model.onnx", **FLAGS)
     assert not (inside / "imported").exists()
     normdeploy.export("pickled.pt", output="model.onnx", trust=True, **FLAGS)
     assert normdeploy.verify("pickled.pt", "model.onnx", seeds=1)
     forget_factory(inside)
     monkeypatch.setenv("XDG_STATE_HOME", str(inside / "other"))
-    with pytest.raises(TrustError, match="--trust"):
+    with pytest.raises(TrustError, match="--trust-remote-code"):
         normdeploy.verify("pickled.pt", "model.onnx", seeds=1, **FLAGS)
     assert not (inside / "imported").exists()
 

@@ -20,6 +20,8 @@ LATE = {
     "normdeploy.exporting.exporter": "torch",
     "normdeploy.loading": "torch",
     "normdeploy.loading.hub": "torch",
+    "normdeploy.loading.model_factories": "torch",
+    "normdeploy.loading.python_file": "torch",
     "normdeploy.loading.input_request": "torch",
     "normdeploy.loading.file_kinds": "torch",
     "normdeploy.verbs.verify.reference_models": "torch",
@@ -30,6 +32,7 @@ LATE = {
     # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy
     # --help``
     "normdeploy.verbs.arguments.argument_validation": "onnx",
+    "normdeploy.verbs.build.trtexec_command": "onnx",
     "normdeploy.verbs.check.check_function": "onnx",
     "normdeploy.verbs.check.sarif": "onnx",
     "normdeploy.fleet.garbage_collection": "onnx",
@@ -72,6 +75,7 @@ LIBRARIES = {
     "rich": "takes 0.07 s of each start of the command line",
     "importlib.metadata": "takes 0.02 s of each start of the command line",
     "datasets": "no dependency of ours",
+    "PIL": "no dependency of ours",
     "huggingface_hub": "no dependency of ours",
     "transformers": "no dependency of ours, and takes seconds",
     "jinja2": "of the extra report",

@@ -95,7 +95,7 @@ class Chain:
         built = normdeploy.build(
             self.onnx,
             self.engine,
-            runtime=self.runtime,
+            library=self.runtime,
             norm_impl=self.norm_impl,
             compute_capabilities=targets,
             timeout=120,
@@ -186,7 +186,7 @@ class Chain:
         except ImportError as error:
             raise Missing("onnxruntime-ep-nv-tensorrt-rtx-cu13 is not installed") from error
         file = self.onnx.with_name("context.onnx")
-        normdeploy.build(self.onnx, file, runtime=self.runtime, ep_context="embed", timeout=120)
+        normdeploy.build(self.onnx, file, library=self.runtime, ep_context="embed", timeout=120)
         onnxruntime.register_execution_provider_library(provider.get_ep_name(), provider.get_library_path())
         devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.get_ep_name()]
         if not devices:

@@ -12,11 +12,16 @@ from inspect import cleandoc
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, escape_lines
+from ..trust_words import CODE_WORDS, KEY_WORDS
+from ..verbs.build.trtexec_words import TRTEXEC_WORDS
+from ..verbs.conversion.torch_words import EXPORT_WORDS, HALF_WORDS
+from ..verbs.verify.verify_words import SAMPLE_WORDS
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, signals, verify
+from .other_words import TranslatingCommand
 from .stored import add_store_option
 from .supervised import supervise_in_child
 from .verbose import add_common_options
@@ -51,12 +56,32 @@ class _VerbGroup(_PlainHelp, TyperGroup):
     pass
 
 
-class _VerbCommand(_PlainHelp, TyperCommand):
+class _VerbCommand(_PlainHelp, TranslatingCommand):
     pass
 
 
 class _BuildCommand(_PlainHelp, build.RepeatedValuesCommand):
-    pass
+    words = TRTEXEC_WORDS
+
+
+class _ExportCommand(_VerbCommand):
+    words = (*CODE_WORDS, *HALF_WORDS, *EXPORT_WORDS)
+
+
+class _OptimizeCommand(_VerbCommand):
+    words = (*CODE_WORDS, *HALF_WORDS)
+
+
+class _CodeCommand(_VerbCommand):
+    words = CODE_WORDS
+
+
+class _CompareCommand(_VerbCommand):
+    words = (*CODE_WORDS, *SAMPLE_WORDS)
+
+
+class _KeyCommand(_VerbCommand):
+    words = KEY_WORDS
 
 
 app = typer.Typer(
@@ -83,17 +108,17 @@ def _root_options(
     pass
 
 
-app.command(cls=_VerbCommand)(add_store_option(add_common_options(export.export)))
+app.command(cls=_ExportCommand)(add_store_option(add_common_options(export.export)))
 app.command(cls=_BuildCommand)(add_store_option(add_common_options(build.build)))
-app.command(cls=_VerbCommand)(add_store_option(add_common_options(verify.verify)))
-app.command(cls=_VerbCommand)(add_common_options(bisect.bisect))
-app.command(cls=_VerbCommand)(add_common_options(inspect.inspect))
-app.command(cls=_VerbCommand)(add_store_option(add_common_options(optimize.optimize)))
+app.command(cls=_CompareCommand)(add_store_option(add_common_options(verify.verify)))
+app.command(cls=_CompareCommand)(add_common_options(bisect.bisect))
+app.command(cls=_CodeCommand)(add_common_options(inspect.inspect))
+app.command(cls=_OptimizeCommand)(add_store_option(add_common_options(optimize.optimize)))
 app.command(cls=_VerbCommand)(add_common_options(run.run))
-app.command(cls=_VerbCommand)(add_common_options(check.check))
-app.command(cls=_VerbCommand)(add_common_options(bench.bench))
-app.command(cls=_VerbCommand)(add_common_options(package.package))
-app.command(cls=_VerbCommand)(add_common_options(recheck.recheck))
+app.command(cls=_CodeCommand)(add_common_options(check.check))
+app.command(cls=_CodeCommand)(add_common_options(bench.bench))
+app.command(cls=_CodeCommand)(add_common_options(package.package))
+app.command(cls=_KeyCommand)(add_common_options(recheck.recheck))
 
 of_fleets = typer.Typer(
     cls=_VerbGroup,
@@ -101,7 +126,7 @@ of_fleets = typer.Typer(
     help="Export, build and verify many models for many targets. Steps whose inputs are unchanged do not run again.",
 )
 for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
-    of_fleets.command(cls=_VerbCommand)(add_common_options(_verb))
+    of_fleets.command(cls=_KeyCommand)(add_common_options(_verb))
 app.add_typer(of_fleets, name="fleet")
 
 

@@ -11,7 +11,7 @@ import typer
 
 import normdeploy
 
-from ..errors import escape_lines
+from ..errors import NormdeployError, RuntimeUnavailable, escape_lines
 from ..storage.file_replacement import write_bytes
 from ..verb_options import LoadingOptions, as_keywords, option_field
 from ..verbs.check.check_options import FailOption, JudgingOptions
@@ -47,8 +47,34 @@ def check(
 ) -> None:
     """Check the normalizations of files for CI.
 
-    Exit code 1: a rule of --fail-on has a finding, or a file is unreadable.
+    Exit code 1: a rule of --fail-on has a finding.
+    Exit code 2: no rule has a finding, but a file, an option or the baseline could not be read.
     Exit code 3: no rule has a finding, but a runtime that a rule needs is not installed.
+    """
+    try:
+        _check(sources, failing, written, judging, load, shown)
+    except RuntimeUnavailable:
+        raise
+    except NormdeployError as error:
+        from ..verbs.check.check_function import NOT_JUDGED
+
+        typer.echo(f"error: {escape_lines(str(error))}", err=True)
+        raise typer.Exit(NOT_JUDGED) from error
+
+
+def _check(
+    sources: list[Path],
+    failing: FailOption,
+    written: FindingsOptions,
+    judging: JudgingOptions,
+    load: LoadingOptions,
+    shown: QuietOption,
+) -> None:
+    """Check the files, then write and print the findings.
+
+    Raises:
+        Exit: a rule has a finding, or a file could not be judged.
+        NormdeployError: nothing could be judged.
     """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files
@@ -76,6 +102,6 @@ def check(
     for file in result.files:
         if file.error:
             typer.echo(f"error: {escape_lines(file.error)}", err=True)
-    if not result:
-        raise typer.Exit(1)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
     require_all_run(filter(None, [result.unasked]))

@@ -12,7 +12,7 @@ from ..reports.report import Report
 from ..verb_options import CertificateOption, as_keywords
 from ..verbs.export.export_options import EveryPartOptions, ExportOptions, GenaiOption
 from .console import print_line, print_report, require_reports, require_writable_report, show_progress
-from .options import ModelFile, Output, ReportingOptions
+from .options import ModelFile, Output, ReportingOptions, describe_files
 
 if TYPE_CHECKING:
     from ..verbs.arguments.export_result import ExportResult
@@ -55,7 +55,7 @@ def export(
             **as_keywords(proofs),
             **load.load_keywords,
         )
-    print_report(result, _build_report(source, output, result), reporting)
+    print_report(result, _build_report(source, output, result, options.external_data_name), reporting)
 
 
 def _export_genai(
@@ -67,7 +67,8 @@ def _export_genai(
         result = normdeploy.export_genai(
             source, output, progress=progress, **as_keywords(options), **load.load_keywords
         )
-    print_report(result, _build_report(source, result.path or output, result), reporting)
+    written = result.path or output
+    print_report(result, _build_report(source, written, result, options.external_data_name), reporting)
 
 
 def _is_pipeline(source: Path) -> bool:
@@ -99,7 +100,7 @@ def _export_parts(
             print_line()
 
 
-def _build_report(source: Path, output: Path, result: ExportResult) -> Report:
-    files = {"source": str(source), "output": str(output)}
+def _build_report(source: Path, output: Path, result: ExportResult, external_data_name: str | None = None) -> Report:
+    files = describe_files(source, output, external_data_name)
     told = {"precision": result.precision, "quantization": result.quantization}
     return Report("export", files, result.summary, told, result.notes, seconds=result.seconds)

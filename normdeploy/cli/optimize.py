@@ -8,7 +8,7 @@ from ..reports.report import Report
 from ..verb_options import CertificateOption, as_keywords
 from ..verbs.optimize.optimize_options import OptimizeOptions
 from .console import print_report, require_reports, require_writable_report, show_progress
-from .options import OnnxFile, Output, ReportingOptions
+from .options import OnnxFile, Output, ReportingOptions, describe_files
 
 
 def optimize(
@@ -27,7 +27,7 @@ def optimize(
     )
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options), **as_keywords(proofs))
-    files = {"source": str(source), "output": str(output)}
+    files = describe_files(source, output, options.external_data_name)
     told = {"precision": result.precision, "quantization": result.quantization}
     account = Report("optimize", files, result.summary, told, result.notes, seconds=result.seconds)
     print_report(result, account, reporting)

@@ -40,7 +40,7 @@ Output = Annotated[
 TrustedKeys = Annotated[
     list[Path] | None,
     typer.Option(
-        "--trust",
+        "--trust-key",
         metavar="PUBLIC.pem",
         help="Public key. Only content that is signed with one of these keys is accepted. Repeatable.",
     ),
@@ -90,6 +90,18 @@ def _path_for_file(report: Path | None, file: str) -> Path | None:
     # Files of a pipeline have one name, so their folders tell them apart.
     name = Path(file).parent.name or Path(file).stem
     return report.with_name(f"{report.stem}.{name}{report.suffix}")
+
+
+def describe_files(source: Path, output: Path, external_data_name: str | None) -> dict[str, str]:
+    """List the files of ``export`` or ``optimize`` for the report.
+
+    Returns:
+        role -> path.
+    """
+    files = {"source": str(source), "output": str(output)}
+    if external_data_name is not None:
+        files["external data"] = str(output.with_name(external_data_name))
+    return files
 
 
 def typer_parameters(group: Any) -> Iterator[inspect.Parameter]:

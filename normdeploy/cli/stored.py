@@ -47,7 +47,8 @@ def add_store_option(verb: Callable[..., None]) -> Callable[..., None]:
     def run_with_store(*, store: str | None = None, **kwargs: Any) -> None:
         """Run the verb, or take its result from ``store`` if a store is given."""
         place = store or os.environ.get(_PLACE, "")
-        if not place:
+        # A store can't hold a printed command.
+        if not place or kwargs.get("print_trtexec"):
             verb(**kwargs)
             return
         _take_from_store(verb.__name__, signature, place, kwargs)

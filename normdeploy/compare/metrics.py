@@ -33,6 +33,7 @@ class Metric:
         least: smallest possible value.
         most: largest possible value.
         axes: minimum number of dims of an output.
+        joined: True if the rows of all inputs are measured together.
         among: number that the size of the last axis must exceed, such as 5 for top5.
     """
 
@@ -44,6 +45,7 @@ class Metric:
     axes: int = 0
     among: int = 0
     labelled: bool = False
+    joined: bool = False
 
     @property
     def comparison_sign(self) -> str:
@@ -184,7 +186,7 @@ METRICS = {
         Metric("snr", snr, -np.inf, np.inf),
         Metric("top1", top_agreement(1), 0.0, 1.0, pooled=True, axes=1, among=1),
         Metric("top5", top_agreement(5), 0.0, 1.0, pooled=True, axes=1, among=5),
-        Metric("nearest", nearest_neighbor_agreement, 0.0, 1.0, pooled=True, axes=2),
+        Metric("nearest", nearest_neighbor_agreement, 0.0, 1.0, pooled=True, axes=2, joined=True),
         Metric("accuracy_drop", top_accuracy(1), 0.0, 1.0, axes=2, among=1, labelled=True),
         Metric("accuracy5_drop", top_accuracy(5), 0.0, 1.0, axes=2, among=5, labelled=True),
     )

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError
-from .metrics import METRICS
+from .metrics import METRICS, Metric
 
 # Key for the rules of all outputs.
 ALL = ""
 _METRIC = re.compile(
-    r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL
+    r"(?:(?P<output>.+)=)?\s*(?P<metric>(?:[A-Za-z_][\w.]*:)?[A-Za-z_]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*",
+    re.DOTALL,
 )
 
 Tolerances = str | Sequence[str] | Mapping[str, "str | Sequence[float]"]
@@ -41,15 +42,24 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Limit of a metric. The metric ``METRICS[kind]`` must be at least ``least``. If the metric needs labels, it must
-    be at most ``least``.
+    """Limit of a metric. The metric must be at least ``least``. If the metric needs labels, it must be at most
+    ``least``.
+
+    Attributes:
+        kind: name of the metric: a key of ``METRICS``, or ``MODULE:FUNCTION``.
+        own: the user's metric; None for a metric of ``METRICS``.
     """
 
     kind: str
     least: float
+    own: Metric | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.kind}{METRICS[self.kind].comparison_sign}{self.least:g}"
+        return f"{self.kind}{self.metric.comparison_sign}{self.least:g}"
+
+    @property
+    def metric(self) -> Metric:
+        return self.own or METRICS[self.kind]
 
 
 Rule = Tolerance | Threshold
@@ -87,6 +97,13 @@ class Policy:
         """
         kinds = dict.fromkeys(kind for rules in self.rules.values() for kind in rules)
         return tuple(kind for kind in kinds if kind in METRICS and METRICS[kind].labelled)
+
+    @property
+    def has_own_metrics(self) -> bool:
+        """Return whether a rule is for a metric of the user."""
+        return any(
+            isinstance(r, Threshold) and r.own is not None for rules in self.rules.values() for r in rules.values()
+        )
 
     def merge_under(self, other: Policy) -> Policy:
         """Add the rules of ``other`` that this policy does not have.
@@ -130,9 +147,14 @@ class Policy:
             )
 
 
-def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy:
+def parse_policy(
+    tolerance: Tolerances | None, metric: Thresholds | None, own: Callable[[str], Metric] | None = None
+) -> Policy:
     """Parse rules given as texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or as mappings from output to
     "1e-3:1e-2" or (1e-3, 1e-2).
+
+    Args:
+        own: function that imports the user's metric ``MODULE:FUNCTION``; None if there are no such metrics.
 
     Returns:
         the policy.
@@ -141,13 +163,38 @@ def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Pol
         InputError: a rule can't be parsed, or an output has two different rules of one kind.
     """
     rules: dict[str, dict[str, Rule]] = {}
-    for output, rule in [*_parse_tolerances(tolerance), *_parse_thresholds(metric)]:
+    for output, rule in [*_parse_tolerances(tolerance), *_parse_thresholds(metric, own)]:
         if (other := rules.setdefault(output, {}).setdefault(rule.kind, rule)) != rule:
             raise InputError(
                 f"{f'the output {output!r}' if output else 'every output'} has the rules {other} and {rule}; pass "
                 "one of them"
             )
     return Policy(rules)
+
+
+def parse_allclose(absolute: float | None, relative: float | None) -> Policy:
+    """Build the rule for all outputs that two numbers state, as atol and rtol of numpy.allclose.
+
+    Args:
+        absolute: value of --atol; None for 0.
+        relative: value of --rtol; None for 0.
+
+    Returns:
+        the policy; empty if both are None.
+
+    Raises:
+        InputError: a number is negative or not finite.
+    """
+    if absolute is None and relative is None:
+        return Policy()
+    for flag, value in (("--atol", absolute), ("--rtol", relative)):
+        if value is not None and not _is_tolerance(value):
+            raise InputError(f"{flag} is {value!r}; pass a number of 0 or more")
+    return Policy({ALL: {"tolerance": Tolerance(float(absolute or 0), float(relative or 0))}})
+
+
+def _is_tolerance(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
@@ -164,15 +211,15 @@ def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     return [(text.rpartition("=")[0], parse_tolerance(text.rpartition("=")[2], text)) for text in texts]
 
 
-def _parse_thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
+def _parse_thresholds(given: Thresholds | None, own: Callable[[str], Metric] | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [
-            (name, parse_threshold(text))
+            (name, parse_threshold(text, own=own))
             for name, texts in given.items()
             for text in ([texts] if isinstance(texts, str) else texts)
         ]
     return [
-        (_split_rule(text)["output"] or ALL, parse_threshold(text, named=True))
+        (_split_rule(text)["output"] or ALL, parse_threshold(text, named=True, own=own))
         for text in ([given] if isinstance(given, str) else given or ())
     ]
 
@@ -210,11 +257,12 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
     return Tolerance(absolute, relative)
 
 
-def parse_threshold(text: object, *, named: bool = False) -> Threshold:
+def parse_threshold(text: object, *, named: bool = False, own: Callable[[str], Metric] | None = None) -> Threshold:
     """Parse ``cosine>=0.995`` or ``cosine:0.995``. The form with ":" needs no quotes in a shell.
 
     Args:
         named: the text may name an output.
+        own: as for ``parse_policy``.
 
     Returns:
         the threshold.
@@ -228,9 +276,15 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
             f"the metric {text!r} names an output, but it is already for one output; write "
             f"{parts['metric']}:{parts['least']}"
         )
-    if parts["metric"] not in METRICS:
-        raise InputError(f"unknown metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
-    metric = METRICS[parts["metric"]]
+    if own is not None and ":" in parts["metric"]:
+        metric = own(parts["metric"])
+    elif parts["metric"] in METRICS:
+        metric = METRICS[parts["metric"]]
+    else:
+        raise InputError(
+            f"unknown metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}, or name your own"
+            " function MODULE:FUNCTION"
+        )
     if parts["sign"] not in (metric.comparison_sign, ":"):
         if metric.labelled:
             better = "smaller"
@@ -251,9 +305,9 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
         if math.isfinite(metric.most):
             span = f"between {metric.least:g} and {metric.most:g}"
         else:
-            span = "a finite number of decibels"
+            span = "a finite number of decibels" if metric.name in METRICS else "a finite number"
         raise InputError(f"{text!r}: {metric.name} is {span}; use such a threshold")
-    return Threshold(metric.name, least)
+    return Threshold(metric.name, least, None if metric.name in METRICS else metric)
 
 
 def _split_rule(text: object) -> re.Match[str]:

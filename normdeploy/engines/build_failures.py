@@ -31,7 +31,7 @@ def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
     known = ", ".join(answer["known"])
     return (
         f"{TITLES[runtime]} does not support compute capability {asked}; it supports {known}. For another GPU, build"
-        " on a machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt, or trtexec --onnx=FILE"
+        " on a machine that has it, with the full TensorRT: normdeploy build --library tensorrt, or trtexec --onnx=FILE"
         " --saveEngine=FILE"
     )
 

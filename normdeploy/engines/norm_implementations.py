@@ -97,7 +97,7 @@ def check_norm_impl(norm_impl: str, runtime: str) -> None:
     if norm_impl == "plugin" and runtime == "tensorrt-rtx":
         raise InputError(
             "TensorRT-RTX's ONNX parser supports no plugins, so its engines can't contain our kernels; choose "
-            "--norm-impl native or auto, or --runtime tensorrt"
+            "--norm-impl native or auto, or --library tensorrt"
         )
 
 

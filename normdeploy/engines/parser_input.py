@@ -43,7 +43,7 @@ def implement_requested_norms(
     Returns:
         the new model, or None if the file itself can be parsed unchanged; and the form of each norm.
     """
-    regrouped = _has_regrouped_norms(proto)
+    regrouped = has_regrouped_norms(proto)
     if (
         norm_impl == "native"
         and not regrouped
@@ -79,9 +79,12 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
+def has_regrouped_norms(proto: onnx.ModelProto) -> bool:
     """Check if the file has group norms that normdeploy expanded into onnxruntime's best form (`forms.group_norm`).
     TensorRT instead has one layer for the whole norm.
+
+    Returns:
+        true if a native build for TensorRT writes these norms as one node.
     """
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False

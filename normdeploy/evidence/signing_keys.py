@@ -122,7 +122,7 @@ def _load_public_key(path: str) -> Key:
         )
     if (count := data.count(b"-----BEGIN ")) != 1:
         raise InputError(
-            f"{path!r} holds {count} PEM blocks; pass files with one public key each, with one --trust per file"
+            f"{path!r} holds {count} PEM blocks; pass files with one public key each, with one --trust-key per file"
         )
     try:
         return _name_key(load_pem_public_key(data), path)

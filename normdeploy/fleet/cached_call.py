@@ -202,7 +202,7 @@ def _step_of_call(verb: str, sources: Mapping[str, Path], options: Values) -> Jo
         words += ["-o", f"out/{_MADE.get(verb, 'model.onnx')}"]
     words += [*command_line_options(options, files), "--report", REPORT]
     if verb == "build":
-        runtime = str(options.get("runtime", "tensorrt-rtx"))
+        runtime = str(options.get("library", "tensorrt-rtx"))
     else:
         runtime = ""
     needs = StepNeeds(runtime or ("onnxruntime" if verb == "verify" else ""))

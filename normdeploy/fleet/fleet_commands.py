@@ -289,7 +289,7 @@ def schedule_fleet(
                 *run_history.status_trend(store, fleet.path.name),
                 *([] if pool is None else [run_history.trend_point(cells)]),
             ),
-            tuple(dict.fromkeys(driver.notes)),
+            tuple(dict.fromkeys((*fleet.notes, *driver.notes))),
             dry=pool is None,
             only=tuple(patterns),
             unrun=every - ran - cached,

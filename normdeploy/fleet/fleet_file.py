@@ -20,6 +20,7 @@ from ..storage.toml_parsing import parse_toml
 from ..types import PathLike
 from .fleet_schema import ANY_TARGET, VERBS, Values, is_file_option
 from .fleet_validation import FleetModel, ValidatedFile
+from .former_keys import rename_former_keys
 from .toml_lines import line_of_key
 
 # Maximum size of a fleet.toml in bytes.
@@ -89,12 +90,14 @@ class Fleet:
     Attributes:
         store: path or URL of the store; "" if the file does not name a store.
         told: the file as parsed TOML.
+        notes: notes on former keys in the file.
     """
 
     path: Path
     store: str
     models: tuple[FleetModel, ...]
     told: Values
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of jobs."""
@@ -166,11 +169,15 @@ def read_fleet(path: PathLike) -> Fleet:
         raise InputError(f"{file.name} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise InputError(f"{file.name} is not readable TOML: it is nested too deeply") from error
+    try:
+        told, notes = rename_former_keys(told)
+    except InputError as error:
+        raise InputError(f"{file.name}: {error}") from None
     checked = ValidatedFile(file, text, told)
     checked.check_schema()
     checked.check_references()
     models = tuple(checked.iter_models())
-    return Fleet(file, told.get("store", ""), models, told)
+    return Fleet(file, told.get("store", ""), models, told, notes)
 
 
 def _read_target(name: str, told: Values, folder: Path) -> FleetTarget:

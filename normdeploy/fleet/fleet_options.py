@@ -38,9 +38,8 @@ class FleetOptions:
     )
     trust: Sequence[PathLike] = option_field(
         (),
-        "--trust",
-        "Public key. Only records that are signed with one of these keys are trusted. In the fleet commands, --trust"
-        " does not allow a model file to run code. Repeatable.",
+        "--trust-key",
+        "Public key. Only records that are signed with one of these keys are trusted. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )

@@ -23,7 +23,7 @@ REPORT = "out/report.json"
 # Names of files and folders that have a special meaning in a step's folder. A source can't have such a name.
 _TAKEN = frozenset({"out", "files", "export", "build", "package"})
 # Options that may run code from the folder that contains fleet.toml.
-CODE = ("model", "model_arg", "import", "trust")
+CODE = ("model", "model_arg", "import", "trust_remote_code")
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _iter_target_steps(
     engines = list[str]()
     if target.runtime in ENGINES:
         build = f"{common}/build"
-        argv = ["build", "export/model.onnx", "-o", "out/model.engine", "--runtime", target.runtime]
+        argv = ["build", "export/model.onnx", "-o", "out/model.engine", "--library", target.runtime]
         argv += ["--compute-capability", target.capability] if target.runtime == "tensorrt-rtx" else []
         builder = StepNeeds(target.runtime, target.version, target.capability if target.runtime == "tensorrt" else "")
         step = JobStep(build, tuple(argv), after=export, gates=gates, needs=builder)

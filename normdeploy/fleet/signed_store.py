@@ -90,6 +90,6 @@ def require_signer(sign: PathLike | None, trust: Sequence[PathLike]) -> None:
     """
     if trust and sign is None:
         raise InputError(
-            f"--trust (or {TRUST}) accepts only signed records, but without --sign (or {SIGN}) new records would "
-            "be unsigned; pass --sign, or omit --trust"
+            f"--trust-key (or {TRUST}) accepts only signed records, but without --sign (or {SIGN}) new records would "
+            "be unsigned; pass --sign, or omit --trust-key"
         )

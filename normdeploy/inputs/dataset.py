@@ -22,13 +22,19 @@ from ..errors import InputError, RuntimeUnavailable
 from ..model import InputSpec, ModelSignature
 from ..storage.npz_files import read_npz
 from .array_conversion import check_feeds
+from .image_dataset import Preprocessing, list_sample_files, stack_samples
 from .input_cases import DATASET, InputCase
 
 # Files that save_to_disk writes into its folder.
 _HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 
-def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: str | None = None) -> list[InputCase]:
+def open_dataset(
+    path: str | os.PathLike[str],
+    model: ModelSignature,
+    labels: str | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> list[InputCase]:
     """Split a dataset into batches, one input case each.
 
     The arrays of a case are read when the case is used.
@@ -36,6 +42,7 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
     Args:
         labels: name of the array or column of labels, which are integers of shape [samples]; None if the samples have
             no labels.
+        preprocessing: preparation of the files of a folder, each of which becomes one sample; None for arrays.
 
     Returns: the cases, in the order of the samples. Files of a folder are read in the order of their names.
 
@@ -48,6 +55,13 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
     name = repr(os.fspath(path))
     if not model.inputs:
         raise InputError(f"the model has no inputs, so it can't use the dataset {name}")
+    if preprocessing is not None:
+        if labels is not None:
+            raise InputError(
+                f"the dataset {name} is a folder of files without labels, but the labels {labels!r} were asked for;"
+                " save samples and labels in one .npz file"
+            )
+        return _open_files(place, model, preprocessing)
     if labels is not None and labels in [spec.name for spec in model.inputs]:
         raise InputError(
             f"the labels {labels!r} are an input of the model; pass the name of the array or column with the correct "
@@ -62,10 +76,36 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
         if not files:
             raise InputError(
                 f"the dataset {name} is a folder without .npz files and not a Hugging Face dataset (save_to_disk "
-                "writes one)"
+                "writes one); if it holds pictures, also pass --preprocess preprocessor_config.json"
             )
         return [case for file in files for case in _open_npz(file, model, read, labels)]
     return _open_npz(place, model, read, labels)
+
+
+def _open_files(place: Path, model: ModelSignature, preprocessing: Preprocessing) -> list[InputCase]:
+    """Make one case for each batch of files.
+
+    Raises:
+        InputError: the folder is missing or empty, or the model has several inputs.
+    """
+    if not place.is_dir():
+        raise InputError(f"{os.fspath(place)!r} is not a folder, but --preprocess prepares the files of a folder")
+    if len(model.inputs) != 1:
+        raise InputError(
+            f"--preprocess makes one array of each file, but the model has the inputs"
+            f" {[spec.name for spec in model.inputs]}; save the arrays of all inputs in an .npz file"
+        )
+    (spec,) = model.inputs
+    files = list_sample_files(place, pictures=preprocessing.of_pictures)
+
+    def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        """Return a function that prepares the files [start, stop)."""
+        return lambda: {spec.name: _cast_input(place.name, spec, stack_samples(files[start:stop], preprocessing))}
+
+    return [
+        _make_batch_case(f"{place.name}, files {a} to {b - 1}", model, batch_reader(a, b), None)
+        for a, b in _batch_ranges(place.name, len(files), model)
+    ]
 
 
 def _open_npz(

@@ -149,7 +149,7 @@ def check_folder(path: Path, *, trust: bool, root: Path | None = None) -> Checke
     if (files := _config_code_files(path, config)) and not trust:
         raise TrustError(
             f"{path} is not loaded: its config.json names custom classes (auto_map), so {', '.join(files)} would "
-            "run. If you trust its author, pass --trust"
+            "run. If you trust its author, pass --trust-remote-code"
         )
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeUnavailable(

@@ -157,8 +157,8 @@ def _read_class_name(path: Path, index: Mapping[str, Any], trust: bool) -> str:
         if not trust:
             raise TrustError(
                 f"{path} is not loaded: its {PIPELINE_INDEX} names the custom pipeline {named[1]!r}, so {named[0]!r}"
-                " would run in diffusers. If you trust its author, pass --trust: normdeploy then exports the parts that"
-                " are classes of diffusers and transformers, and does not run this file"
+                " would run in diffusers. If you trust its author, pass --trust-remote-code: normdeploy then"
+                " exports the parts that are classes of diffusers and transformers, and does not run this file"
             )
         named = named[1]
     if not isinstance(named, str) or not named.isidentifier():
@@ -201,7 +201,7 @@ def _refuse_library(path: Path, name: str, library: str, class_name: str) -> NoR
         LoadError: the class is elsewhere.
     """
     said = f"{path} is not loaded: its {PIPELINE_INDEX} takes the class {class_name!r} of {name!r} from"
-    only = f"only classes of {' and '.join(_LIBRARIES)} are exported, also with --trust"
+    only = f"only classes of {' and '.join(_LIBRARIES)} are exported, also with --trust-remote-code"
     for folder in (path / name, path):
         # A name such as "/etc/x" would leave the folder.
         if library.isidentifier() and (folder / f"{library}.py").is_file():

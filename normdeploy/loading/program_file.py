@@ -59,7 +59,8 @@ def _describe_refusals(path: Path, findings: ArchiveFindings) -> str:
         more = f"\n  - and {len(findings.reasons) - 8} more"
     else:
         more = ""
-    return f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust its author, pass --trust"
+    advice = "If you trust its author, pass --trust-remote-code"
+    return f"{path} is not loaded, parts of it would run code:\n{shown}{more}\n{advice}"
 
 
 def _register_known_classes(names: Iterable[str]) -> None:

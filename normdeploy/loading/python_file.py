@@ -1,8 +1,8 @@
 """Load a model from the Python file that defines it: ``my_model.py:Net``, or ``my_model.py`` if the file defines only
 one model.
 
-By naming the file, the user requests that its code runs, as with ``--model``. So ``--trust`` is not needed: it is for
-code inside other kinds of files.
+By naming the file, the user requests that its code runs, as with ``--model``. So ``--trust-remote-code`` is not needed:
+that option is for code inside other kinds of files.
 """
 
 from __future__ import annotations

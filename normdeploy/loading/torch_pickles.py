@@ -65,9 +65,9 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             raise LoadError(_describe_script_globals(path, lost)) from error
         raise TrustError(
             f"{path} is not loaded: it is a pickle that contains more than tensors{_describe_entries(path, kind)}, and"
-            f" unpickling would import and may call {join_names(named)}. If you trust its author, pass --trust; a file"
-            " with only weights (torch.save(model.state_dict(), ...), with --model) or a program (torch.export.save)"
-            " is safer"
+            f" unpickling would import and may call {join_names(named)}. If you trust its author, pass"
+            " --trust-remote-code; a file with only weights (torch.save(model.state_dict(), ...), with --model) or a"
+            " program (torch.export.save) is safer"
         ) from error
     except Exception as error:
         # torch's errors for a broken file have no common base class: RuntimeError, EOFError, ValueError, and others.

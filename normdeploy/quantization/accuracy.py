@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
 import onnx
 
-from ..compare.metrics import METRICS
+from ..compare.metrics import Metric
 from ..compare.policy import Policy, Threshold
 from ..errors import InputError
 from ..findings.quantization_report import MetricReport, OutputDrift
@@ -66,7 +67,7 @@ class AccuracyJudge:
         """
         judged = []
         for name, rule in self.rules:
-            (value, rows), (plain, _) = (self._measure_metric(rule.kind, name, made) for made in (outputs, float32))
+            (value, rows), (plain, _) = (self._measure_metric(rule.metric, name, made) for made in (outputs, float32))
             judged.append(MetricReport(name, rule.kind, rule.least, value, plain, bool(value >= rule.least), rows))
         return tuple(judged)
 
@@ -86,14 +87,16 @@ class AccuracyJudge:
             for name in names
         )
 
-    def _measure_metric(self, metric: str, name: str, outputs: Outputs) -> tuple[float, int]:
+    def _measure_metric(self, kind: Metric, name: str, outputs: Outputs) -> tuple[float, int]:
         """Measure one metric of one output.
 
         Returns:
             the value, and the number of rows if the metric is a share of rows; 0 for other metrics.
         """
         pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
-        kind = METRICS[metric]
+        if kind.joined and not kind.pooled:
+            value, right = (np.concatenate(side) for side in zip(*pairs, strict=True))
+            return float(cast("float", kind.of(value, right))), 0
         if kind.pooled:
             rows = len(next(iter(self.samples[0].values())))
             alike = all(
@@ -158,7 +161,7 @@ def _relative_difference(name: str, outputs: Outputs, reference: Outputs) -> tup
 def _thresholds_for(policy: Policy, name: str) -> list[Threshold]:
     rules = policy.rules_for(name)
     for rule in rules:
-        if not isinstance(rule, Threshold) or METRICS[rule.kind].labelled:
+        if not isinstance(rule, Threshold) or rule.metric.labelled:
             raise InputError(f"{rule} can't decide which layers stay float; use a metric that needs no labels")
     return [rule for rule in rules if isinstance(rule, Threshold)]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..inputs.dataset import batch_cases, open_dataset
+from ..inputs.image_dataset import Preprocessing
 from ..inputs.input_cases import InputCase
 from ..model import InputSpec, ModelSignature
 from ..storage.npz_files import read_npz
@@ -31,7 +32,11 @@ class SampleSplit:
         return a, b
 
 
-def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequence[InputSpec]) -> SampleSplit:
+def split_samples(
+    given: Sequence[PathLike | Mapping[str, Any]],
+    inputs: Sequence[InputSpec],
+    preprocessing: Preprocessing | None = None,
+) -> SampleSplit:
     """Split samples: every second batch is used for calibration, and the other batches for judging.
 
     A single batch is split in two if the model's batch size is dynamic.
@@ -40,6 +45,7 @@ def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequenc
         given: .npz files, folders of these, or arrays by name; each array holds one input of many samples along its
             first axis.
         inputs: inputs of the model.
+        preprocessing: preparation of the files in the folders; None for arrays.
 
     Returns:
         the two parts.
@@ -48,7 +54,7 @@ def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequenc
         InputError: there is only one sample. Or the samples lack an input, do not fit the model, contain a NaN or an
             infinity, or consist of one repeated number.
     """
-    cases = _load_cases(given, inputs)
+    cases = _load_cases(given, inputs, preprocessing)
     # Split the only batch into halves, if the model accepts any batch size.
     if len(cases) == 1:
         feeds = cases[0].make()
@@ -61,7 +67,9 @@ def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequenc
             )
         smaller = replace(first, opt=-(-rows // 2))
         cases = _load_cases(
-            given, [replace(spec, shape=_shape_with_opt_size(spec, first.name, smaller.opt)) for spec in inputs]
+            given,
+            [replace(spec, shape=_shape_with_opt_size(spec, first.name, smaller.opt)) for spec in inputs],
+            preprocessing,
         )
     parts = [[case.make() for case in cases[start::2]] for start in (0, 1)]
     for part, case in (
@@ -76,11 +84,17 @@ def _shape_with_opt_size(spec: InputSpec, name: str | None, opt: int) -> tuple[A
     return tuple(replace(d, opt=opt) if d.name == name and d.is_dynamic else d for d in spec.shape)
 
 
-def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[InputCase]:
+def _load_cases(
+    given: Sequence[Any], inputs: Sequence[InputSpec], preprocessing: Preprocessing | None
+) -> list[InputCase]:
     model = ModelSignature(inputs=tuple(inputs), outputs=(), kind="onnx")
     cases: list[InputCase] = []
     for number, item in enumerate(given):
-        if isinstance(item, Mapping):
+        if preprocessing is not None:
+            if isinstance(item, Mapping):
+                raise InputError("preprocess prepares the files of a folder, but calibrate has arrays; omit preprocess")
+            cases += open_dataset(item, model, preprocessing=preprocessing)
+        elif isinstance(item, Mapping):
             arrays = {name: np.asarray(value) for name, value in item.items()}
             cases += batch_cases(f"mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from ..errors import LFS_POINTER, GraphError
+from ..errors import LFS_POINTER, GraphError, InputError
 from ..log import log
 from ..types import PathLike
 from .compiled_models import require_model
@@ -53,19 +53,27 @@ _SHARED = 64 << 20
 _APART = "normdeploy.contrib"
 
 
-def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False) -> None:
+def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False, data_name: str | None = None) -> None:
     """Write ``proto``, which is not changed, to ``path``.
 
     With ``external``, or if the model is too long for protobuf (2 GB), its weights go to ``<name>.<hash>.data`` in the
     same folder. The file's name contains the hash of its content, so the old model and its old weights stay valid until
     the new model replaces the old one. After that, weight files that the model no longer refers to are removed.
 
+    Args:
+        data_name: name of a file in the same folder that gets the weights, of any size. An old model with this file of
+            weights is removed before the file changes, because it would otherwise read wrong weights after an
+            interruption.
+
     Raises:
+        InputError: ``data_name`` can't be used (`require_data_name`).
         GraphError: more than 2 GB would remain without the weights, or a weight is in an external file that was not
             loaded.
         NormdeployError: as ``replace_atomically``.
     """
     target = resolve_writable_path(path)
+    if data_name is not None:
+        require_data_name(data_name, target)
     foreign = next(
         (
             t.name
@@ -92,12 +100,17 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
         ) from error
     with temporary_beside(target) as model, temporary_beside(target) as data:
         location = None
-        if external or rest + sum(tensor_nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
-            location = write_weights(light, weights, data, target.name)
+        requested = external or (data_name is not None and bool(weights))
+        if requested or rest + sum(tensor_nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
+            location = write_weights(light, weights, data, target.name, data_name)
             model.write_bytes(light.SerializeToString())
         else:
             write_inline(light, weights, model)
         with lock_folder(target.parent):
+            replaced = None if data_name is None else target.with_name(data_name)
+            if replaced is not None and replaced.exists():
+                target.unlink(missing_ok=True)
+                replaced.unlink()
             if location is not None:
                 commit_temporary(data, target.with_name(location))
             commit_temporary(model, target)
@@ -105,6 +118,47 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
             for old in matching_siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
                 if old.name != location:
                     old.unlink(missing_ok=True)
+
+
+def require_data_name(name: str, path: PathLike) -> None:
+    """Check that a file beside an ONNX file may get its weights.
+
+    Args:
+        name: name of the file of weights.
+        path: the ONNX file, which may exist.
+
+    Raises:
+        InputError: the name contains folders or is the ONNX file's own, or the file exists and does not belong to the
+            ONNX file.
+    """
+    target = Path(os.path.realpath(path))
+    if not isinstance(name, str) or name != os.path.basename(name) or "\\" in name or name in ("", ".", ".."):
+        raise InputError(
+            f"the name of the external data is {name!r}; pass a file name without folders, such as"
+            f" {target.name + '.data'!r}: ONNX files refer to weights in their own folder"
+        )
+    if name == target.name:
+        raise InputError(f"the external data and the ONNX file are both {name!r}; use another name for one of them")
+    if os.path.lexists(target.with_name(name)) and name not in _data_files_of(target):
+        raise InputError(
+            f"the external data would replace {name!r}, which is not the external data of {target.name}; choose another"
+            " name, or delete that file"
+        )
+
+
+def _data_files_of(path: Path) -> set[str]:
+    """Return the names of the files of weights that an ONNX file refers to; empty if it can't be read."""
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError):
+        return set()
+    return {
+        entry.value
+        for tensor in iter_tensors(proto)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
 
 
 def require_terminating_file(path: PathLike) -> None:

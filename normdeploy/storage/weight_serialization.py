@@ -206,11 +206,21 @@ def _encode_varint(number: int) -> bytes:
     return bytes([*groups, number])
 
 
-def write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto], temporary: Path, name: str) -> str:
+def write_weights(
+    light: onnx.ModelProto,
+    tensors: Mapping[str, onnx.TensorProto],
+    temporary: Path,
+    name: str,
+    data_name: str | None = None,
+) -> str:
     """Write ``tensors`` to ``temporary`` and make ``light`` refer to them.
 
+    Args:
+        name: name of the model's file.
+        data_name: name of the file of weights; None for a name with the hash of its content.
+
     Returns:
-        the name that the file must get: ``name``, 16 digits of the content's SHA-256 and ".data".
+        the name that the file must get: ``data_name``, or ``name``, 16 digits of the content's SHA-256 and ".data".
     """
     digest = hashlib.sha256()
     places = {}
@@ -223,6 +233,6 @@ def write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto
             for data in iter_weight_chunks(tensor):
                 digest.update(data)
                 file.write(data)
-    location = f"{name}.{digest.hexdigest()[:16]}.data"
+    location = data_name or f"{name}.{digest.hexdigest()[:16]}.data"
     set_weight_locations(light, {key: (location, *place) for key, place in places.items()})
     return location

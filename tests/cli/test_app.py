@@ -318,7 +318,7 @@ def test_export_build_verify(project: Path, called: Called) -> None:
 
 @pytest.mark.parametrize("group", [LoadingOptions, EveryPartOptions])
 def test_every_loading_option_reaches_the_python_function(group: type[LoadingOptions]) -> None:
-    words = ["--model", "m:net", "--model-arg", "width=8", "--key", "state", "--trust", "--import", "extra"]
+    words = ["--model", "m:net", "--model-arg", "width=8", "--key", "state", "--trust-remote-code", "--import", "extra"]
     words += ["--input", "x=1x4", "--dim", "n=1..8", "--eval", "--task", "text-generation", "--part", "decoder"]
     given: list[LoadingOptions] = []
 

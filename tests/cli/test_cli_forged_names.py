@@ -88,7 +88,7 @@ def test_printable_is_one_line_without_orders() -> None:
 
 
 def test_message_keeps_the_line_feeds_that_are_ours() -> None:
-    ours = "x is not loaded:\n  - a\n  - b\nIf you trust its author, pass --trust"
+    ours = "x is not loaded:\n  - a\n  - b\nIf you trust its author, pass --trust-remote-code"
     assert escape_lines(ours) == ours
     assert escape_lines("the input a\nverified on 9") == "the input a\ufffdverified on 9"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normdeploy.compare.policy import Policy, Threshold, Tolerance, parse_policy
+from normdeploy.compare.policy import ALL, Policy, Threshold, Tolerance, parse_allclose, parse_policy
 from normdeploy.errors import InputError
 from normdeploy.model import Dim, InputSpec, ModelSignature
 from normdeploy.verbs.verify.io_matching import parse_map
@@ -201,3 +201,26 @@ def test_a_map_may_hold_equals_signs() -> None:
 def test_tolerance_of_numbers_is_refused_with_what_to_write(given: Any) -> None:
     with pytest.raises(InputError, match=r"tolerance .* can't be read; write the text \"ABS:REL\""):
         parse_policy(given, None)
+
+
+@pytest.mark.parametrize(
+    ("absolute", "relative", "rules"),
+    [
+        (None, None, {}),
+        (1e-3, 1e-2, {ALL: {"tolerance": Tolerance(1e-3, 1e-2)}}),
+        (1e-3, None, {ALL: {"tolerance": Tolerance(1e-3, 0.0)}}),
+        (None, 0, {ALL: {"tolerance": Tolerance(0.0, 0.0)}}),
+    ],
+)
+def test_two_numbers_are_the_tolerance_of_every_output(
+    absolute: float | None, relative: float | None, rules: dict[str, Any]
+) -> None:
+    assert parse_allclose(absolute, relative).rules == rules
+
+
+@pytest.mark.parametrize("value", [-1e-3, float("nan"), float("inf"), True, "1e-3"])
+def test_a_number_that_is_no_tolerance_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"--atol is .*; pass a number of 0 or more"):
+        parse_allclose(value, None)
+    with pytest.raises(InputError, match=r"--rtol is .*; pass a number of 0 or more"):
+        parse_allclose(None, value)

@@ -204,7 +204,7 @@ def test_modes_that_there_are_not(folder: Path) -> None:
     with pytest.raises(InputError, match="unknown EPContext mode 'both'; choose one of embed, file"):
         made(folder, "m.onnx", "both")
     with pytest.raises(InputError, match="needs the runtime tensorrt-rtx, not tensorrt"):
-        made(folder, "m.onnx", "embed", runtime="tensorrt")
+        made(folder, "m.onnx", "embed", library="tensorrt")
 
 
 def test_on_the_command_line_and_in_the_report(folder: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_steps_are_the_commands(tmp_path: Path) -> None:
         "one/fp16/cpu/package": "package export/model.onnx -o out/bundle --name one --source one.pt2"
         " --report-from export/report.json",
         "one/fp16/cpu/recheck": "recheck package/bundle --report out/report.json",
-        "one/fp16/ada/build": "build export/model.onnx -o out/model.engine --runtime tensorrt-rtx"
+        "one/fp16/ada/build": "build export/model.onnx -o out/model.engine --library tensorrt-rtx"
         " --compute-capability 8.9 --workspace 1G --report out/report.json",
         "one/fp16/ada/verify": "verify one.pt2 build/model.engine --report out/report.json",
     }

@@ -331,23 +331,23 @@ def test_a_bundle_that_is_pulled_is_rechecked_as_a_whole(
     request: pytest.FixtureRequest,
 ) -> None:
     address = request.getfixturevalue(server)
-    words = ("--to", to.format(address), "--trust", "key.pub.pem", "--built")
+    words = ("--to", to.format(address), "--trust-key", "key.pub.pem", "--built")
     assert "1 published" in normdeploy(real, "fleet", "publish", "fleet.toml", *words)
     bundle = tmp_path / "bundle"
     pull(address, bundle)
     told = normdeploy(tmp_path, "recheck", "bundle")
     assert "nothing got worse" in told
     assert "the bundle names" in told  # somebody has signed it, whom nobody has named
-    told = normdeploy(tmp_path, "recheck", "bundle", "--trust", str(real / "key.pub.pem"))
+    told = normdeploy(tmp_path, "recheck", "bundle", "--trust-key", str(real / "key.pub.pem"))
     assert "nothing got worse" in told
     assert "a trusted key signed every file, and none changed since" in told
     assert re.search(r"onnxruntime \(optimizer on\) .* pass ", told)
     assert "not run: TensorRT-RTX (0_model.engine)" in told or re.search(r"TensorRT-RTX .* pass ", told)
     key_pair(tmp_path, "other")
-    assert "error: " in normdeploy(tmp_path, "recheck", "bundle", "--trust", "other.pub.pem", code=1)
+    assert "error: " in normdeploy(tmp_path, "recheck", "bundle", "--trust-key", "other.pub.pem", code=1)
     engine = bundle / "engines/0_model.engine"
     engine.write_bytes(engine.read_bytes()[:-1] + b"x")
-    told = normdeploy(tmp_path, "recheck", "bundle", "--trust", str(real / "key.pub.pem"), code=1)
+    told = normdeploy(tmp_path, "recheck", "bundle", "--trust-key", str(real / "key.pub.pem"), code=1)
     assert "changed after it was signed: engines/0_model.engine" in told
     assert "engines/0_model.engine" in normdeploy(tmp_path, "recheck", "bundle", code=1)
 

@@ -150,7 +150,7 @@ def test_attack_is_live(
 def test_refused_by_name_and_nothing_runs(attack: str, crafted: Callable[[str], Path], sentinel: Path) -> None:
     with pytest.raises(TrustError, match=ATTACKS[attack][1]) as caught:
         load(crafted(attack))
-    assert "--trust" in str(caught.value)
+    assert "--trust-remote-code" in str(caught.value)
     assert not sentinel.exists()
 
 
@@ -354,7 +354,7 @@ def test_whole_module_needs_trust(tmp_path: Path, sentinel: Path, legacy: bool) 
     assert detect_kind(path) is (FileKind.LEGACY_PICKLE if legacy else FileKind.PICKLE)
     with pytest.raises(TrustError, match=r"test_loading_trust\.Pickled.*posix\.system") as caught:
         load(path, inputs=["x[batch,4]"])
-    assert "--trust" in str(caught.value)
+    assert "--trust-remote-code" in str(caught.value)
     assert not sentinel.exists()
     model = load(path, trust=True, inputs=["x[batch,4]"])
     assert sentinel.exists()

@@ -130,7 +130,7 @@ def test_the_worker_registers_the_plugins_and_the_engine_holds_their_kernels(
     source, target = engine_builder / "m.onnx", engine_builder / "m.engine"
     save_onnx(MODELS[name].proto("float16", static=True), source, external=external)
     before = sorted(p.name for p in engine_builder.iterdir())
-    engine = normdeploy.build(source, target, runtime="tensorrt", norm_impl="plugin")
+    engine = normdeploy.build(source, target, library="tensorrt", norm_impl="plugin")
     assert sorted(p.name for p in engine_builder.iterdir()) == sorted([*before, "m.engine"])
     assert [(n.op, n.form) for n in engine.norms] == [("normdeploy.AddRMSNorm", "plugin AddRMSNorm")]
     assert engine.norm_impl == "plugin"
@@ -160,7 +160,7 @@ def test_a_quantized_norm_is_a_kernel_of_the_engine(engine_builder: Path, to: st
         ]
     )
     save_onnx(proto, source)
-    engine = normdeploy.build(source, target, runtime="tensorrt", norm_impl="plugin")
+    engine = normdeploy.build(source, target, library="tensorrt", norm_impl="plugin")
     assert [(n.op, n.form) for n in engine.norms] == [
         ("normdeploy.AddLayerNormQuantize", "plugin AddLayerNormQuantize")
     ]
@@ -174,7 +174,7 @@ def test_a_plugin_layer_that_is_missing_is_an_error(engine_builder: Path, monkey
     save_onnx(MODELS[name].proto("float16", static=True), engine_builder / "m.onnx")
     monkeypatch.setenv("STANDIN_LOSES_A_LAYER", "1")
     with pytest.raises(BuildError, match=r"made 0 plugin layers of the 1 plugin nodes in m\.onnx"):
-        normdeploy.build(engine_builder / "m.onnx", engine_builder / "m.engine", runtime="tensorrt", norm_impl="plugin")
+        normdeploy.build(engine_builder / "m.onnx", engine_builder / "m.engine", library="tensorrt", norm_impl="plugin")
     assert sorted(p.name for p in engine_builder.iterdir()) == ["m.engine.log", "m.onnx"]
 
 
@@ -189,7 +189,7 @@ def test_what_the_worker_lacks_is_said(lacks: str, engine_builder: Path) -> None
     else:
         package.write_text(package.read_text() + "import sys\nsys.modules['tensorrt.plugin'] = None\n")
     with pytest.raises(RuntimeUnavailable, match=r"TensorRT can't load the kernels: .*; pip install triton"):
-        normdeploy.build(engine_builder / "m.onnx", engine_builder / "m.engine", runtime="tensorrt", norm_impl="plugin")
+        normdeploy.build(engine_builder / "m.onnx", engine_builder / "m.engine", library="tensorrt", norm_impl="plugin")
     assert [p.name for p in engine_builder.iterdir() if "engine" in p.name] == []
 
 
@@ -198,7 +198,7 @@ def test_native_files_are_parsed_as_they_are(engine_builder: Path) -> None:
     save_onnx(MODELS[name].proto("float16", static=True), engine_builder / "m.onnx")
     for norm_impl in ("native", "auto"):
         engine = normdeploy.build(
-            engine_builder / "m.onnx", engine_builder / "m.engine", runtime="tensorrt", norm_impl=norm_impl
+            engine_builder / "m.onnx", engine_builder / "m.engine", library="tensorrt", norm_impl=norm_impl
         )
         assert [n.form for n in engine.norms] == ["native node"] * (norm_impl == "auto")
         assert json.loads(engine.path.read_bytes()[4:]) == {"flags": ["STRONGLY_TYPED"], "kernels": []}

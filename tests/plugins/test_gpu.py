@@ -214,7 +214,7 @@ def test_function_bodies_on_other_runtimes(op: str, runtime: str, tmp_path: Path
                 made = runner.infer(feeds)
         else:
             onnx.save(model, tmp_path / "one.onnx")
-            build(tmp_path / "one.onnx", tmp_path / "one.engine", runtime=runtime)
+            build(tmp_path / "one.onnx", tmp_path / "one.engine", library=runtime)
             with TrtRunner(tmp_path / "one.engine") as runner:
                 made = runner.infer(feeds)
     except RuntimeUnavailable as reason:

@@ -90,7 +90,7 @@ def test_engine_in_a_process_without_python(program: Program, norm_impl: str, tm
     engine = build(
         tmp_path / "net.onnx",
         tmp_path / "net.engine",
-        runtime="tensorrt",
+        library="tensorrt",
         norm_impl=norm_impl,
         profiles=["n=1:4:8"],
     )

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import normdeploy
-from normdeploy.errors import GraphError, NormdeployError
+from normdeploy.errors import GraphError, InputError, NormdeployError
 from normdeploy.storage import file_replacement as storage_atomic
 from normdeploy.storage import folder_replacement as storage_folder
 from normdeploy.storage import onnx_files
@@ -448,3 +448,64 @@ def test_a_node_that_reads_nothing_is_told_in_one_whole_line(tmp_path: Path) -> 
     with pytest.raises(GraphError, match="input 'nosuch' of node: name: first OpType: Relu is not output of") as told:
         load_onnx(tmp_path / "m.onnx")
     assert "\n" not in str(told.value)
+
+
+def locations(path: Path) -> set[str]:
+    """Names of the files that hold weights of an ONNX file."""
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    return {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+
+
+def test_weights_go_to_the_named_file_and_are_replaced_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    for value in (1.0, 2.0):
+        save_onnx(model(value), path, data_name="m.onnx_data")
+        assert names(tmp_path) == {"m.onnx", "m.onnx_data"}
+        assert locations(path) == {"m.onnx_data"}
+        weights = {t.name: numpy_helper.to_array(t) for t in load_onnx(path).graph.initializer}
+        assert weights["w"][0] == value
+    # A file without large weights needs no second file.
+    save_onnx(model(3.0, size=2), path, data_name="m.onnx_data")
+    assert names(tmp_path) == {"m.onnx"}
+
+
+def test_the_old_model_never_reads_new_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the writer ends between the two files, no model with wrong weights is left."""
+    path = tmp_path / "m.onnx"
+    save_onnx(model(1.0), path, data_name="w.data")
+
+    def end(temporary: Path, target: Path) -> None:
+        if target == path:
+            raise KeyboardInterrupt
+        os.replace(temporary, target)
+
+    monkeypatch.setattr(onnx_files, "commit_temporary", end)
+    with pytest.raises(KeyboardInterrupt):
+        save_onnx(model(2.0), path, data_name="w.data")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/w.data", "/w.data", "..\\w.data", "m.onnx", 3])
+def test_a_name_that_is_no_file_beside_the_model_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="external data"):
+        save_onnx(model(), tmp_path / "m.onnx", data_name=name)
+    assert names(tmp_path) == set()
+
+
+def test_a_file_that_is_not_the_weights_of_this_model_is_kept(tmp_path: Path) -> None:
+    save_onnx(model(1.0), tmp_path / "other.onnx", data_name="w.data")
+    before = (tmp_path / "w.data").read_bytes()
+    with pytest.raises(InputError, match=r"would replace 'w\.data', which is not the external data of m\.onnx"):
+        save_onnx(model(2.0), tmp_path / "m.onnx", data_name="w.data")
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    with pytest.raises(InputError, match="would replace"):
+        save_onnx(model(2.0), tmp_path / "m.onnx", data_name="w.data")
+    assert (tmp_path / "w.data").read_bytes() == before
+
+
+def test_the_option_reaches_the_file(tmp_path: Path) -> None:
+    result = normdeploy.optimize(model(), tmp_path / "m.onnx", external_data_name="m.onnx.data")
+    assert result.path == tmp_path / "m.onnx"
+    assert locations(tmp_path / "m.onnx") == {"m.onnx.data"}
+    with pytest.raises(InputError, match="no output was passed"):
+        normdeploy.optimize(model(), external_data_name="m.onnx.data")

@@ -201,7 +201,7 @@ def test_trust_is_followed_where_it_is_signed(inside: Path, team: Path, monkeypa
     assert normdeploy.verify("pickled.pt", "model.onnx", seeds=1)
     Path("model.onnx.sig").unlink()
     as_another_process(inside)
-    with pytest.raises(TrustError, match="--trust"):
+    with pytest.raises(TrustError, match="--trust-remote-code"):
         normdeploy.verify("pickled.pt", "model.onnx", seeds=1)
     assert not code_ran(inside)
 

@@ -22,7 +22,8 @@ from onnx import ModelProto
 
 from ...dtypes import half_precision_of
 from ...errors import InputError, NormdeployError
-from ...option_values import CALIBRATORS, FUSES, OPSETS, PROVIDERS, QUANTIZE, RUNTIMES
+from ...option_values import CALIBRATORS, FUSES, LIBRARIES, OPSETS, PROVIDERS, QUANTIZE, RUNTIMES
+from ...other_words import COMMON_ARGUMENTS, ArgumentWord, translate_arguments
 from ...storage.file_replacement import resolve_writable_path
 from ...storage.onnx_files import save_onnx
 from ...types import PathLike
@@ -65,7 +66,7 @@ R = TypeVar("R")
 
 
 def take_fields_as_arguments(
-    call: Callable[P, T], *, onnx: str = "", runtimes: Sequence[str] = RUNTIMES
+    call: Callable[P, T], *, onnx: str = "", words: Sequence[ArgumentWord] = ()
 ) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Turn a function of one record into a verb whose parameters are the fields of the record.
 
@@ -76,7 +77,7 @@ def take_fields_as_arguments(
         onnx: name of the parameter that takes ONNX files. Models in memory, including the models of results, are
             written to a temporary folder for the duration of the call. If the parameter "source" is a result, it is
             replaced by the model that was exported or optimized and by the example arguments of that model.
-        runtimes: values that the parameter "runtime" accepts.
+        words: other names of the verb's parameters, in addition to ``COMMON_ARGUMENTS``.
 
     Returns:
         a decorator for the function.
@@ -86,15 +87,17 @@ def take_fields_as_arguments(
     def wrap_function(function: Callable[[T], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call_with_record(*args: P.args, **kwargs: P.kwargs) -> R:
+            named = translate_arguments(kwargs, signature.parameters, (*words, *COMMON_ARGUMENTS))
             try:
-                given = signature.bind(*args, **_with_new_names(kwargs, signature)).arguments
+                given = signature.bind(*args, **named).arguments
             except TypeError as error:
                 raise TypeError(f"{function.__name__}() {error}") from None
+            _move_output_path(given, signature)
             _require_keywords(given)
             for name in given.keys() - {"kwargs"}:
                 if isinstance(signature.parameters[name].default, bool) and not isinstance(given[name], bool):
                     raise InputError(f"{name} is {given[name]!r}; pass True or False")
-                given[name] = _normalize_option(name, given[name], runtimes)
+                given[name] = _normalize_option(name, given[name])
             # The default () means that this verb describes its inputs by texts. Verbs with another default take arrays.
             if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
                 given["inputs"] = [given["inputs"]]
@@ -117,13 +120,11 @@ def take_fields_as_arguments(
     return wrap_function
 
 
-# Former name of a keyword argument -> its current name. Verbs still accept the former name.
-_RENAMED = {"stated_inputs": "inputs"}
-
-
-def _with_new_names(kwargs: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-    names = {old: new for old, new in _RENAMED.items() if old not in signature.parameters}
-    return {names.get(name, name): value for name, value in kwargs.items()}
+def _move_output_path(given: dict[str, Any], signature: inspect.Signature) -> None:
+    """Take a path instead of ``kwargs`` as the output file, which is the third argument of torch.onnx.export."""
+    path = given.get("kwargs")
+    if isinstance(path, str | os.PathLike) and "output" in signature.parameters and "output" not in given:
+        given["output"] = given.pop("kwargs")
 
 
 def _require_keywords(given: Mapping[str, Any]) -> None:
@@ -138,7 +139,7 @@ def _require_keywords(given: Mapping[str, Any]) -> None:
         )
 
 
-def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
+def _normalize_option(name: str, value: Any) -> Any:
     """Validate the value of one option and normalize its spelling.
 
     Returns:
@@ -150,7 +151,8 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
     if name == "precision":
         return half_precision_of(value)
     for choices, wanted in (
-        (runtimes, "runtime"),
+        (RUNTIMES, "runtime"),
+        (LIBRARIES, "library"),
         (FUSES, "fuse"),
         (PROVIDERS, "provider"),
         (QUANTIZE, "quantize"),

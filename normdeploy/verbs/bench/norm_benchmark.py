@@ -290,7 +290,7 @@ def _write_form(case: NormCase, form: str, runtime: str, folder: Path) -> Path:
     if runtime != "TensorRT":
         return path
     build(
-        path, engine := folder / f"{form}.engine", runtime="tensorrt", norm_impl=PLUGIN if form == PLUGIN else "native"
+        path, engine := folder / f"{form}.engine", library="tensorrt", norm_impl=PLUGIN if form == PLUGIN else "native"
     )
     return engine
 

@@ -48,7 +48,9 @@ def bisect(call: BisectCall) -> Bisection:
         raise InputError("no ONNX file to search; pass it after the model")
     rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
     with stage("load", describe_loading(call.source)):
-        model, notes = load_original(call.source, [file], call.args, call.kwargs, call.load_keywords)
+        model, notes = load_original(
+            call.source, [file], call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+        )
     with stage("bisect"):
         bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.as_keywords(model))
     if call.output is not None:

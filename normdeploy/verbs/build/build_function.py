@@ -24,7 +24,7 @@ from ...findings.rendering import Renderable, make_printable
 from ...model import Shapes
 from ...precision import half_conversion
 from ...runtimes.optimization_profiles import ProfileRanges, resolve_profile
-from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime, explain_missing_gpu, installed_version
+from ...runtimes.trt_runner import TITLES, describe_missing_runtime, explain_missing_gpu, installed_version
 from ...storage.file_replacement import resolve_writable_path
 from ...storage.onnx_files import load_onnx, replace_atomically, write_bytes
 from ...types import PathLike
@@ -32,6 +32,7 @@ from ..arguments.argument_validation import take_fields_as_arguments
 from ..build.build_options import BuildCall
 from . import build_request as wanted_options
 from .build_request import BuildOptions
+from .trtexec_words import BUILD_ARGUMENTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +96,7 @@ class Engine(Renderable):
         show_engine(console, make_printable(self))
 
 
-@take_fields_as_arguments(BuildCall, onnx="onnx_path", runtimes=tuple(PACKAGES))
+@take_fields_as_arguments(BuildCall, onnx="onnx_path", words=BUILD_ARGUMENTS)
 def build(call: BuildCall) -> Engine:
     """Build an engine from an ONNX file.
 
@@ -106,10 +107,12 @@ def build(call: BuildCall) -> Engine:
 
     Args:
         onnx_path: the file, a model in memory, or a result of ``export``.
-        runtime: "tensorrt-rtx" or "tensorrt".
+        library: "tensorrt-rtx" or "tensorrt". The library builds the engine and runs it later.
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
         profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name ->
             (min, opt, max). Inputs and dims that are not named take the ranges that ``export`` recorded in the file.
+        min_shapes, opt_shapes, max_shapes: the same ranges in trtexec's spelling, "ids:1x8,mask:1x8". ``opt_shapes``
+            alone fixes the shapes.
         norm_impl: form of the norms: "native", "plugin" or "auto" (see ``normdeploy.engines.norm_implementations``).
             "native" keeps standard nodes. It changes only the group norms that this project wrote for onnxruntime, and
             nodes that this version of the library can't read. "plugin" uses our kernels, which become part of the
@@ -138,7 +141,7 @@ def build(call: BuildCall) -> Engine:
         BuildError: the library refuses the model, or the build failed. The message has the library's reason.
         RuntimeUnavailable: the library, the GPU that it needs, or a package that our kernels need is missing.
     """
-    runtime = call.runtime
+    runtime = call.library
     norm_implementations.check_norm_impl(call.norm_impl, runtime)
     # ``take_fields_as_arguments`` has saved a model in memory as a file.
     source = Path(cast(PathLike, call.onnx_path))
@@ -159,7 +162,7 @@ def build(call: BuildCall) -> Engine:
         raise InputError(reason)
     shapes, *others = [
         resolve_profile(graph_inputs(proto), recorded_input_specs(proto), given)
-        for given in (call.profiles, *map(_split_ranges, call.more_profiles))
+        for given in (call.first_profile, *map(_split_ranges, call.more_profiles))
     ]
     if others and not shapes:
         raise InputError(
@@ -245,7 +248,7 @@ def _note_plan_name(target: Path, runtime: str) -> list[str]:
         return []
     return [
         f"{target.name} is an engine of TensorRT-RTX: TensorRT and Triton's TensorRT backend do not load it; for them,"
-        " build with --runtime tensorrt on the GPU that will run it"
+        " build with --library tensorrt on the GPU that will run it"
     ]
 
 
@@ -268,7 +271,7 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
         given = [given]
     if given and runtime == "tensorrt":
         raise InputError(
-            f"TensorRT builds only for the GPU in this machine, not for {', '.join(given)}; use the runtime"
+            f"TensorRT builds only for the GPU in this machine, not for {', '.join(given)}; use the library"
             " tensorrt-rtx"
         )
     for capability in given:

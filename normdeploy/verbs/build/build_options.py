@@ -7,9 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...option_values import EngineRuntime, NormImpl
+from ...errors import InputError
+from ...option_values import EngineLibrary, NormImpl
 from ...types import PathLike, ProfileRanges, Progress
 from ...verb_options import option_field
+from .shape_texts import profile_from_shapes
 
 if TYPE_CHECKING:
     from ..arguments.argument_validation import Onnx
@@ -20,12 +22,12 @@ class EngineOptions:
     """Options for the build of an engine."""
 
     # Options for the target.
-    runtime: str = option_field(
+    library: str = option_field(
         "tensorrt-rtx",
-        "--runtime",
-        "Runtime to build for: tensorrt-rtx or tensorrt.",
-        metavar="RUNTIME",
-        type=EngineRuntime,
+        "--library",
+        "Library that builds the engine and will run it: tensorrt-rtx or tensorrt.",
+        metavar="LIBRARY",
+        type=EngineLibrary,
     )
     compute_capabilities: Sequence[str] = option_field(
         (),
@@ -41,6 +43,28 @@ class EngineOptions:
         "Smallest, usual and largest size of a dynamic dim (batch=1:8:64) or shape of an input (ids=1x8:4x64:64x512)."
         " Repeatable.",
         metavar="NAME=MIN:OPT:MAX",
+        type=list[str] | None,
+    )
+    min_shapes: str | Sequence[str] = option_field(
+        (),
+        "--minShapes",
+        "Smallest shapes of inputs, in trtexec's spelling: a profile for those who know trtexec. Pass it together with"
+        " --optShapes and --maxShapes. Separate several inputs by commas.",
+        metavar="NAME:1x3x224x224",
+        type=list[str] | None,
+    )
+    opt_shapes: str | Sequence[str] = option_field(
+        (),
+        "--optShapes",
+        "Usual shapes of inputs. Alone, also the smallest and largest shapes, as in trtexec.",
+        metavar="NAME:8x3x224x224",
+        type=list[str] | None,
+    )
+    max_shapes: str | Sequence[str] = option_field(
+        (),
+        "--maxShapes",
+        "Largest shapes of inputs.",
+        metavar="NAME:32x3x224x224",
         type=list[str] | None,
     )
     norm_impl: str = option_field(
@@ -107,6 +131,18 @@ class EngineOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrtexecOption:
+    """Option of the command line that prints another command instead of building."""
+
+    print_trtexec: bool = option_field(
+        False,
+        "--print-trtexec",
+        "Build nothing. Print the lines of trtexec that build the same engine with TensorRT 10, with TensorRT 11 and in"
+        " Triton's container.",
+    )
+
+
 @dataclass(frozen=True)
 class BuildCall(EngineOptions):
     """Arguments of a call of ``build``."""
@@ -116,3 +152,27 @@ class BuildCall(EngineOptions):
     _: KW_ONLY
     progress: Progress | None = None
     timeout: float | None = None
+
+    @property
+    def first_profile(self) -> ProfileRanges:
+        """Return the ranges of the first profile.
+
+        Returns:
+            ``profiles``, or the ranges that ``min_shapes``, ``opt_shapes`` and ``max_shapes`` state.
+
+        Raises:
+            InputError: both are given, or the shapes can't be read.
+        """
+        ranges = profile_from_shapes(*map(_as_texts, (self.min_shapes, self.opt_shapes, self.max_shapes)))
+        if ranges and self.profiles:
+            raise InputError(
+                "--minShapes, --optShapes and --maxShapes state the same profile as --profile (in Python profiles);"
+                " pass one of them"
+            )
+        return ranges or self.profiles
+
+
+def _as_texts(value: str | Sequence[str]) -> Sequence[str]:
+    if isinstance(value, str):
+        return (value,)
+    return value

@@ -118,10 +118,10 @@ def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOption
         raise InputError(f"the optimization level is {asked.optimization_level}; pass 0 or more")
     if asked.ep_context is not None and asked.ep_context not in EP_CONTEXTS:
         raise InputError(f"unknown EPContext mode {asked.ep_context!r}; choose one of {', '.join(EP_CONTEXTS)}")
-    if asked.ep_context is not None and asked.runtime != "tensorrt-rtx":
+    if asked.ep_context is not None and asked.library != "tensorrt-rtx":
         raise InputError(
-            "an EPContext file is for onnxruntime's TensorRT-RTX provider and needs the runtime tensorrt-rtx,"
-            f" not {asked.runtime}"
+            "an EPContext file is for onnxruntime's TensorRT-RTX provider and needs the library tensorrt-rtx,"
+            f" not {asked.library}"
         )
     cache = None
     if asked.timing_cache is not None:

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 SCHEMA = "normdeploy/check/1"
 # Key of the fingerprint in SARIF. If the computation of the fingerprint changes, the key must change too.
 FINGERPRINT = "normdeploy/v1"
+# Exit code of the command if a file or an option could not be read.
+NOT_JUDGED = 2
 # Maximum size of a baseline file in bytes (256 MiB).
 _MOST = 2**28
 
@@ -114,6 +116,19 @@ class Check(Renderable):
 
     def __bool__(self) -> bool:
         return not any(f.error or any(p.level == "error" for p in f.findings) for f in self.files)
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of the command, as linters choose it.
+
+        Returns:
+            1 if a rule of ``fail_on`` is broken by a new problem; otherwise 2 if a file could not be read; otherwise 0.
+        """
+        if any(p.level == "error" for f in self.files for p in f.findings):
+            return 1
+        if not self:
+            return NOT_JUDGED
+        return 0
 
     def json(self) -> str:
         """Serialize the result.

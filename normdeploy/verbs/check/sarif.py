@@ -51,7 +51,7 @@ def to_sarif(result: Check) -> str:
         "invocations": [
             {
                 "executionSuccessful": not broken,
-                "exitCode": 0 if result else 1,
+                "exitCode": result.exit_code,
                 "toolExecutionNotifications": broken,
                 "toolConfigurationNotifications": [{"level": "note", "message": {"text": note}} for note in notes],
             }

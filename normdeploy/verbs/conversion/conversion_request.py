@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...compare.metrics import Metric
 from ...compare.policy import parse_policy
 from ...errors import InputError
+from ...inputs.image_dataset import Preprocessing
 from ...option_values import CUDA, ONNXRUNTIME
 from ...precision.tensor_ranges import load_samples
 from ...quantization.quantization_request import QuantizationRequest, require_half_support, require_runtime_kernels
 from ...verb_options import ConversionOptions
+from ..arguments.preprocessing_choice import resolve_preprocessing
+from ..arguments.user_metrics import metric_importer
 
 
 def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
@@ -44,6 +48,26 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
     return samples
 
 
+def read_preprocessing_option(options: ConversionOptions) -> Preprocessing | None:
+    """Read the preprocessing of the calibration files before any work.
+
+    Returns:
+        the preprocessing; None if the samples are arrays.
+
+    Raises:
+        InputError: the option has no effect, or the preprocessing can't be used.
+        TrustError: a function's module would run without the user's permission.
+    """
+    if options.preprocess is None:
+        return None
+    if options.quantize is None or not options.calibrate:
+        raise InputError(
+            "--preprocess prepares pictures for --quantize; pass --quantize, and the folder of pictures with"
+            " --calibrate"
+        )
+    return resolve_preprocessing(options.preprocess, trust=bool(getattr(options, "trust", False)))
+
+
 def select_target(options: ConversionOptions) -> str:
     """Select the runtime that the norms are written for.
 
@@ -62,8 +86,13 @@ def select_target(options: ConversionOptions) -> str:
     return CUDA
 
 
-def parse_quantization_request(options: ConversionOptions) -> QuantizationRequest | None:
+def parse_quantization_request(
+    options: ConversionOptions, own: Callable[[str], Metric] | None = None
+) -> QuantizationRequest | None:
     """Validate the quantization options before any work.
+
+    Args:
+        own: function that imports the user's metric ``MODULE:FUNCTION``; None imports it if the user trusts code.
 
     Returns:
         the request, or None if nothing is to be quantized.
@@ -96,7 +125,7 @@ def parse_quantization_request(options: ConversionOptions) -> QuantizationReques
         options.quantize,
         runtime,
         options.calibration or "minmax",
-        parse_policy(None, options.metric),
+        parse_policy(None, options.metric, own or metric_importer(trust=bool(getattr(options, "trust", False)))),
         options.dynamic,
         options.precision or "",
         options.rotate,

@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import onnx
 
-from ...errors import GraphError
+from ...errors import GraphError, InputError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
+from ...inputs.image_dataset import Preprocessing
 from ...log import log_norms
 from ...model import InputSpec
 from ...option_values import TENSORRT
@@ -32,7 +33,7 @@ from ...runtimes import ort_loadability
 from ...runtimes.crash_check import require_no_crash
 from ...storage import record_signing
 from ...storage.file_replacement import write_bytes
-from ...storage.onnx_files import fill_shared_weights, save_onnx
+from ...storage.onnx_files import fill_shared_weights, require_data_name, save_onnx
 from ...storage.shared_weights import Weights
 from ...types import PathLike
 from ...verb_options import ConversionOptions
@@ -40,7 +41,12 @@ from ..arguments.argument_validation import require_writable_output
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..stage_progress import StageTimer, describe_loading
 from .certificate_file import describe_certified_file, require_certifiable
-from .conversion_request import parse_quantization_request, read_calibration_samples, select_target
+from .conversion_request import (
+    parse_quantization_request,
+    read_calibration_samples,
+    read_preprocessing_option,
+    select_target,
+)
 from .finding_merge import merge_findings
 
 NOT_MEASURED = "the forms for onnxruntime's CUDA provider follow its documentation and were not measured"
@@ -61,6 +67,8 @@ class Conversion:
     certificate: PathLike | None = field(default=None, kw_only=True)
     target: str = field(init=False)
     wish: QuantizationRequest | None = field(init=False)
+    # Preparation of the files in the calibration folders; None for arrays.
+    preprocessing: Preprocessing | None = field(init=False)
     # The user's samples for the calibration of half precision; None if samples are generated.
     samples: Sequence[Mapping[str, Any]] | None = field(init=False)
     proto: onnx.ModelProto = field(init=False)
@@ -214,9 +222,17 @@ def require_options(conversion: Conversion) -> None:
     if conversion.certificate is not None:
         require_certifiable(conversion.certificate, options, conversion.output)
         conversion.recorder = RewriteRecorder()
+    if options.external_data_name is not None:
+        if conversion.output is None:
+            raise InputError(
+                f"the external data {options.external_data_name!r} is a file beside the output, but no output was"
+                " passed; pass output='model.onnx'"
+            )
+        require_data_name(options.external_data_name, conversion.output)
     record_signing.require_usable_team_key(conversion.output)
     conversion.target = select_target(options)
     conversion.wish = parse_quantization_request(options)
+    conversion.preprocessing = read_preprocessing_option(options)
     conversion.samples = read_calibration_samples(options)
 
 
@@ -279,7 +295,9 @@ def apply_quantization(conversion: Conversion) -> None:
     plain = fill_shared_weights(conversion.proto)
     if conversion.options.calibrate:
         conversion.split = split_samples(
-            conversion.options.calibrate, recorded_or_declared_inputs(plain, conversion.inputs)
+            conversion.options.calibrate,
+            recorded_or_declared_inputs(plain, conversion.inputs),
+            conversion.preprocessing,
         )
     made, conversion.quantization = quantize_model(plain, conversion.wish, conversion.split, conversion.stages.progress)
     if conversion.wish.runtime not in TENSORRT:
@@ -368,7 +386,7 @@ def judge_half(conversion: Conversion) -> None:
 def write_file(conversion: Conversion) -> None:
     """Write the model to the output."""
     assert conversion.output is not None
-    save_onnx(conversion.proto, conversion.output)
+    save_onnx(conversion.proto, conversion.output, data_name=conversion.options.external_data_name)
 
 
 def write_certificate(conversion: Conversion) -> None:

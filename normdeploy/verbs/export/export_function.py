@@ -45,10 +45,12 @@ from ..conversion.conversion_stages import (
     write_certificate,
     write_file,
 )
+from ..conversion.torch_words import EXPORT_ARGUMENTS
 from ..export.export_options import ExportOptions
 from ..stage_progress import StageTimer
 from ..verify import export_check
 from ..verify.random_draws import random_ops_of_program
+from .io_names import rename_inputs, rename_outputs
 
 if TYPE_CHECKING:
     from ..arguments.argument_validation import Example
@@ -71,6 +73,8 @@ class ExportCall(ExportOptions, LoadingOptions, CertificateOption):
     kwargs: Mapping[str, Any] | None = None
     _: KW_ONLY
     output: PathLike | None = None
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
     custom_translation_table: Mapping[Any, Any] | None = None
     progress: Progress | None = None
 
@@ -83,7 +87,7 @@ class ExportCall(ExportOptions, LoadingOptions, CertificateOption):
         return load_source(self.source, self.args, self.kwargs, self.load_keywords, shared=True)
 
 
-@take_fields_as_arguments(ExportCall)
+@take_fields_as_arguments(ExportCall, words=EXPORT_ARGUMENTS)
 def export(call: ExportCall) -> ExportResult:
     """Export a PyTorch model to ONNX with every normalization fused, folded or listed with the reason why not.
 
@@ -92,6 +96,8 @@ def export(call: ExportCall) -> ExportResult:
         args: example arguments of a live module: a tuple, one tensor, or a mapping from forward's parameters.
         kwargs: example keyword arguments. A transformers model needs neither examples nor ``inputs``.
         output: path of the ONNX file; None returns the model in memory only.
+        input_names, output_names: names of all inputs and of all outputs of the file, in their order, as for
+            ``torch.onnx.export``. None keeps the model's names.
         opset: 18 to 28; None means 21. Opsets above 25 are reached by converting torch's file. If the node of a norm
             needs a newer opset, the file gets this opset, and a note says so.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
@@ -110,6 +116,8 @@ def export(call: ExportCall) -> ExportResult:
             precision is calibrated on them; if there are none, inputs are generated. With ``quantize``, the first axis
             of each array is the sample axis. The samples are split into batches; every second batch is used for
             calibration, and the other batches for evaluation.
+        preprocess: config of a preprocessing, "MODULE:FUNCTION" or a function, with ``quantize``. ``calibrate`` then
+            names folders of files, each of which becomes one sample (``normdeploy.inputs.image_preprocessing``).
         keep_io: inputs and outputs of a half-precision file stay float32.
         quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in this type, or store their weights
             in it (``normdeploy.quantization.quantizer``).
@@ -121,6 +129,8 @@ def export(call: ExportCall) -> ExportResult:
             if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).
         keep_float: with ``quantize``, layers that stay float. They are named by their module or their output tensor,
             such as "head" or "layers.0.*".
+        external_data_name: name of a file in the output's folder that gets the weights, such as "model.onnx.data". None
+            writes them into the ONNX file, or above 2 GB into a file with a hash in its name.
         compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites
             (`rewriting.rewrite_rollback`).
         check: at the end, compare the file with PyTorch at two small sizes, and raise an error if an output differs by
@@ -212,7 +222,13 @@ def require_loadable_opset(export: ExportConversion) -> None:
 
 def load_model(export: ExportConversion) -> None:
     """Load and trace the model."""
-    export.model = export.options.load_source()
+    call = export.options
+    model = call.load_source()
+    export.model = replace(
+        model,
+        inputs=rename_inputs(model.inputs, call.input_names),
+        outputs=rename_outputs(model.outputs, call.output_names),
+    )
 
 
 def trace_model(export: ExportConversion) -> None:

@@ -141,6 +141,11 @@ def _require_one_for_all(options: ConversionOptions) -> None:
         raise InputError(
             "--calibrate has the inputs of one part, but all parts are exported; omit it, or export only that part"
         )
+    if options.external_data_name is not None:
+        raise InputError(
+            f"the external data {options.external_data_name!r} is one file, but each part has its own weights; omit"
+            " --external-data-name, or export one part with --part NAME"
+        )
     if options.quantize is not None:
         raise InputError("parts are quantized one at a time; export one part with --part NAME")
 

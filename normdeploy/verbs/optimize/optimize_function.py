@@ -93,8 +93,9 @@ def optimize(call: OptimizeCall) -> ExportResult:
             skipped.
         strict_proof: raise an error if a proof is not exact, or if a rewrite turns a number into NaN at an infinite
             input.
-        precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as for
-            ``export``. Generated inputs follow the export record of the file, if the file has a record.
+        precision, calibrate, preprocess, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float,
+            external_data_name, compare_limit: as for ``export``. Generated inputs follow the export record of the file,
+            if the file has a record.
         simplify: compute constants, remove duplicate and unused nodes, and resolve shapes
             (`normdeploy.graphs.simplification`). This is done only if the result can be compared with the model;
             otherwise only norms are changed.
@@ -106,6 +107,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
             them for the comparison of the whole model, for half precision and for quantization.
         certificate: path of a JSON file with both sides of each rewrite, which another program can check; needs
             ``output``, and can't be combined with ``precision`` or ``quantize``.
+        trust: let the module of a ``preprocess`` "MODULE:FUNCTION" run.
         progress: called with (stage, done, total); total is 0 if unknown.
 
     Returns:

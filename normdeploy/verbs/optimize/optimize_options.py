@@ -16,5 +16,6 @@ class OptimizeOptions(ConversionOptions):
     simplify: bool = option_field(
         True, "--no-simplify", "Rewrite only norms. Leave all other nodes unchanged.", negated=True
     )
+    trust: bool = option_field(False, "--trust-remote-code", "Run the code of the function that --preprocess names.")
     inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")
     dims: Sequence[str] = repeat_option_field(LoadingOptions, "dims")

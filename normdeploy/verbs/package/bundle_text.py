@@ -98,7 +98,7 @@ def _loading_flags(loading: Mapping[str, Any]) -> list[str]:
     ]
     for name, flag in (("imports", "--import"), ("inputs", "--input"), ("dims", "--dim")):
         words += [word for value in loading.get(name) or () for word in (flag, str(value))]
-    return words + [flag for name, flag in (("trust", "--trust"), ("eval", "--eval")) if loading.get(name)]
+    return words + [flag for name, flag in (("trust", "--trust-remote-code"), ("eval", "--eval")) if loading.get(name)]
 
 
 def bundle_notes(

@@ -150,7 +150,8 @@ def recheck(
         notes.append("a trusted key signed every file, and none changed since")
     elif by := list_signers(bundle.root):
         notes.append(
-            f"the bundle names {', '.join(by)} as its signer, which was not verified; verify it with --trust PUBLIC.pem"
+            f"the bundle names {', '.join(by)} as its signer, which was not verified; verify it with"
+            " --trust-key PUBLIC.pem"
         )
     if path is None:
         changes += compare_outputs(before, None, "the ONNX file is missing")

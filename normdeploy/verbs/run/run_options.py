@@ -28,7 +28,7 @@ class RunOptions:
         (),
         "--input",
         r"Values of an input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy. To state the dtype and the sizes too, write"
-        r' for example "ids:int64\[n,s]{0:999}". Repeatable.',
+        r' for example "ids:int64\[n]{0:99}". Repeatable.',
         metavar="SPEC",
         type=list[str] | None,
     )

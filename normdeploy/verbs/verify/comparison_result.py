@@ -138,15 +138,23 @@ class Comparison(Renderable):
         if not (failing := self.beyond_default):
             alone = [r for r in self.results if r.runtime not in OWN and not r.by_default]
             if not alone:
-                return "by the rules given, and by the default rule"
+                return f"by {self._given_rules}, and by the default rule"
             rules = [*dict.fromkeys(rule.rule for r in alone for rule in r.rules)]
             named = f"{', '.join(rules[:_NAMED])}{', …' if len(rules) > _NAMED else ''}"
             return f"by {named} alone, without the default rule,"
         some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
         return (
-            "by the rules given, NOT by the default rule"
+            f"by {self._given_rules}, NOT by the default rule"
             f" ({', '.join([*some][:_NAMED])}{', …' if len(some) > _NAMED else ''})"
         )
+
+    @property
+    def _given_rules(self) -> str:
+        """Name the user's rules: a tolerance by its numbers if it alone decided, otherwise "the rules given"."""
+        rules = {(rule.kind, rule.rule) for r in self.results if r.runtime not in OWN for rule in r.rules}
+        if [kind for kind, _ in rules] != ["tolerance"]:
+            return "the rules given"
+        return f"your {next(iter(rules))[1]}"
 
     @property
     def columns(self) -> tuple[str, ...]:

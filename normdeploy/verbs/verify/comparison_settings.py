@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ...compare.policy import Policy, parse_policy
+from ...compare.metrics import Metric
+from ...compare.policy import ALL, Policy, parse_allclose, parse_policy
 from ...errors import InputError
 from ...inputs.dataset import open_dataset
+from ...inputs.image_dataset import Preprocessing
 from ...inputs.input_cases import NamedInputs, read_inputs
 from ...runtimes.third_party_runner import require_runtime
 from ...types import PathLike
+from ..arguments.preprocessing_choice import resolve_preprocessing
+from ..arguments.user_functions import is_function_name
+from ..arguments.user_metrics import metric_importer
 from .compute_budget import ComparisonBudget
 from .io_matching import list_pairs
 from .policy_file import PolicyFile, read_policy
@@ -28,8 +33,10 @@ class ComparisonSettings:
         inputs: the user's inputs; None to generate inputs.
         most: largest generated input, in elements; None for the default limit.
         labels: array or column of the dataset that holds the right classes.
+        preprocessing: preparation of the dataset's files; None for arrays.
         names: name in a file -> name in the model, or (name in a file, name in the model).
         runners: third-party runtimes, by name.
+        runs_own_code: True if the user names a function as MODULE:FUNCTION.
     """
 
     seeds: int
@@ -39,8 +46,10 @@ class ComparisonSettings:
     policy: Policy
     dataset: PathLike | None
     labels: str | None
+    preprocessing: Preprocessing | None
     names: list[str | tuple[str, str]]
     runners: Sequence[str]
+    runs_own_code: bool = False
 
     @classmethod
     def from_options(cls, options: ComparisonOptions, budget: ComparisonBudget, runners: Sequence[str] = ()) -> Self:
@@ -57,15 +66,15 @@ class ComparisonSettings:
         Raises:
             InputError: a file can't be read, or labels were given without a dataset.
         """
+        trust = bool(getattr(options, "trust", False))
+        own = metric_importer(trust=trust)
         if options.policy is None:
             policies = PolicyFile()
         else:
-            policies = read_policy(options.policy)
-        rules = (
-            parse_policy(options.tolerance, options.metric)
-            .merge_under(policies.policy)
-            .require_default(options.also_default)
-        )
+            policies = read_policy(options.policy, own)
+        rules = _parse_rules(options, own).merge_under(policies.policy).require_default(options.also_default)
+        if options.preprocess is not None and options.dataset is None:
+            raise InputError("--preprocess prepares the files of a folder; pass the folder with --dataset")
         for name in runners:
             require_runtime(name)
         if options.labels is not None and options.dataset is None:
@@ -86,8 +95,10 @@ class ComparisonSettings:
             policy=rules,
             dataset=options.dataset,
             labels=labels,
+            preprocessing=resolve_preprocessing(options.preprocess, trust=trust),
             names=[*policies.names.items(), *list_pairs(options.map)],
             runners=runners,
+            runs_own_code=is_function_name(options.preprocess) or rules.has_own_metrics,
         )
 
     def as_keywords(self, model: Original) -> dict[str, Any]:
@@ -99,7 +110,7 @@ class ComparisonSettings:
         Returns:
             keyword arguments, with the dataset opened.
         """
-        dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels)
+        dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels, self.preprocessing)
         return {
             "seeds": self.seeds,
             "inputs": self.inputs,
@@ -110,3 +121,15 @@ class ComparisonSettings:
             "dataset": dataset,
             "runners": self.runners,
         }
+
+
+def _parse_rules(options: ComparisonOptions, own: Callable[[str], Metric]) -> Policy:
+    """Parse the rules that the options state."""
+    rules = parse_policy(options.tolerance, options.metric, own)
+    allclose = parse_allclose(options.atol, options.rtol)
+    if allclose and "tolerance" in rules.rules.get(ALL, {}):
+        raise InputError(
+            f"--atol and --rtol state the tolerance of every output, and so does --tolerance"
+            f" ({rules.rules[ALL]['tolerance']}); pass one of them, or --tolerance OUTPUT=ABS:REL for single outputs"
+        )
+    return rules.merge_under(allclose)

@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...compare.metrics import Metric
 from ...compare.policy import ALL, Policy, Rule, parse_threshold, parse_tolerance
 from ...errors import InputError
 from ...storage.regular_file import read_regular
@@ -60,8 +61,11 @@ class PolicyFile:
     labels: str | None = None
 
 
-def read_policy(path: PathLike) -> PolicyFile:
+def read_policy(path: PathLike, own: Callable[[str], Metric] | None = None) -> PolicyFile:
     """Read a policy file.
+
+    Args:
+        own: function that imports the user's metric ``MODULE:FUNCTION``; None if there are no such metrics.
 
     Returns:
         its rules, names and limits.
@@ -80,15 +84,16 @@ def read_policy(path: PathLike) -> PolicyFile:
         content = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the policy {name!r} is not valid TOML: {error}") from error
-    return _PolicyReader(name, text).read_policy_table(content)
+    return _PolicyReader(name, text, own).read_policy_table(content)
 
 
 class _PolicyReader:
     """Read the tables of one policy file, and locate errors in its text."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, own: Callable[[str], Metric] | None) -> None:
         self._name = name
         self._text = text
+        self._own = own
 
     def read_policy_table(self, table: Mapping[str, Any]) -> PolicyFile:
         self._require_known_keys(table, _KEYS, ())
@@ -131,7 +136,7 @@ class _PolicyReader:
             )
         texts = table.get("metric", [])
         for text in [texts] if not isinstance(texts, list) else texts:
-            rule = self._add_location((*where, "metric"), lambda text=text: parse_threshold(text))  # type: ignore[misc]
+            rule = self._add_location((*where, "metric"), lambda text=text: parse_threshold(text, own=self._own))  # type: ignore[misc]
             if rules.setdefault(rule.kind, rule) != rule:
                 raise self._policy_error(
                     (*where, "metric"), f"has two values, {rules[rule.kind]} and {rule}; write one"

@@ -33,9 +33,18 @@ if TYPE_CHECKING:
 
 
 def load_original(
-    source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords
+    source: Any,
+    files: Sequence[PathLike],
+    args: Example,
+    kwargs: Mapping[str, Any] | None,
+    loading: LoadKeywords,
+    *,
+    own_code: bool = False,
 ) -> tuple[Original, list[str]]:
     """Load the model that files are compared with: a PyTorch model, or an ONNX model given instead.
+
+    Args:
+        own_code: True if the user names functions, for which ``trust`` is needed with an ONNX model too.
 
     Returns:
         (model, notes).
@@ -56,7 +65,8 @@ def load_original(
         or (path is not None and _is_used_as_model(path, files))
     ):
         refuse_examples(args, kwargs, "an ONNX model as the reference; omit them")
-        if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
+        fitting = {"inputs", "dims"} | ({"trust"} if own_code else set())
+        if given := sorted(name for name, value in loading.items() if value and name not in fitting):
             raise InputError(
                 f"{', '.join(given)}: applies to a PyTorch model, but the reference is an ONNX model; omit it"
             )

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from ...compare.element_errors import absolute_difference, finite_magnitude, first_true_index, nonfinite_mismatch
-from ...compare.metrics import METRICS
 from ...compare.number_text import format_pair
 from ...compare.policy import Policy, Rule, Threshold, Tolerance
 from ...compare.verdict import Verdict, nearest_to_bound
@@ -204,7 +203,7 @@ class _MetricMeasure(RuleMeasure):
 
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
-        self._metric = METRICS[rule.kind]
+        self._metric = rule.metric
         self._least = float("inf")
         self._where = ""
         self._agreeing: list[Array] = []
@@ -213,7 +212,7 @@ class _MetricMeasure(RuleMeasure):
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         if reason := _describe_non_finite(value, reference):
             self._record_failure(case, f"{reason}, so {self._metric.name} can't be measured")
-        elif self._metric.name == "nearest":
+        elif self._metric.joined:
             if self._rows and self._rows[0][1].shape[1:] != reference.shape[1:]:
                 self._record_failure(
                     case, f"its rows are {list(reference.shape[1:])} here and {list(self._rows[0][1].shape[1:])} before"
@@ -229,7 +228,11 @@ class _MetricMeasure(RuleMeasure):
     def _measured_verdict(self) -> RuleVerdict:
         if self._rows:
             value, reference = (np.concatenate(side) for side in zip(*self._rows, strict=True))
-            self._agreeing = [np.asarray(self._metric.of(value, reference))]
+            measured = self._metric.of(value, reference)
+            if self._metric.pooled:
+                self._agreeing = [np.asarray(measured)]
+            else:
+                self._least = float(cast("float", measured))
         if self._metric.pooled:
             rows = np.concatenate(self._agreeing)
             if not rows.size:
@@ -255,7 +258,7 @@ class _AccuracyMeasure(RuleMeasure):
 
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
-        self._metric = METRICS[rule.kind]
+        self._metric = rule.metric
         # Numbers of right answers: of the reference, and of this output.
         self._right, self._samples = [0, 0], 0
 
@@ -323,7 +326,7 @@ class OutputMeasures:
 def _make_measure(rule: Rule, dataset: bool) -> RuleMeasure:
     if isinstance(rule, Tolerance):
         return _ToleranceMeasure(rule, dataset)
-    if METRICS[rule.kind].labelled:
+    if rule.metric.labelled:
         return _AccuracyMeasure(rule, dataset)
     return _MetricMeasure(rule, dataset)
 
@@ -372,7 +375,7 @@ def _explain_unmeasured(rule: Rule, value: Array, own: bool) -> str:
         return f"it is {value.dtype}, not floating-point"
     if isinstance(rule, Tolerance):
         return ""
-    metric = METRICS[rule.kind]
+    metric = rule.metric
     if metric.labelled and value.ndim != metric.axes:
         return f"it has {value.ndim} dims, but needs [samples, classes]"
     if value.ndim < metric.axes:

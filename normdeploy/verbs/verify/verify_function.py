@@ -51,8 +51,10 @@ def verify(call: VerifyCall) -> Comparison:
         tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one output. Each
             element must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule.
             ``standard`` of the result says whether the default rule holds too.
+        atol, rtol: the same rule for every output, as for numpy.allclose. If only one is given, the other is 0.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one output
-            (``normdeploy.compare.metrics``).
+            (``normdeploy.compare.metrics``). "package.module:function>=0.9" calls a function of your own with
+            the outputs and the reference of all inputs, joined along their first axis; it needs ``trust``.
         generate: number of tokens that each file generates after prompts, greedily and with its cache, in addition to
             the comparison of its outputs. Each step is compared with eager mode (``generation_check``). The model must
             be a Hugging Face folder of a decoder. ``feeds`` gives the prompts (``input_ids``, ``attention_mask``).
@@ -60,6 +62,8 @@ def verify(call: VerifyCall) -> Comparison:
         also_default: the default rule must hold in addition to the given rules.
         dataset: samples on which metrics are measured: an .npz file, a folder of .npz files, or a Hugging Face dataset
             on disk.
+        preprocess: config of a preprocessing, "MODULE:FUNCTION" or a function. ``dataset`` is then a folder of files,
+            each of which becomes one sample (``normdeploy.inputs.image_preprocessing``).
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
             "accuracy5_drop".
         map: the file's name of an input or output -> the model's name. It is needed if names differ and can't be
@@ -94,7 +98,9 @@ def verify(call: VerifyCall) -> Comparison:
         budget = replace(budget, begun=begun)
         rules = replace(rules, budget=budget)
     with stage("load", describe_loading(call.source)):
-        model, notes = load_original(call.source, every, call.args, call.kwargs, call.load_keywords)
+        model, notes = load_original(
+            call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+        )
     with stage("verify"):
         comparison = compare.compare_files(
             model, every, drift=call.drift, progress=call.progress, **rules.as_keywords(model)

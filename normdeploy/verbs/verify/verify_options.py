@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,10 +64,19 @@ class ComparisonOptions:
         metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
+    atol: float | None = option_field(
+        None,
+        "--atol",
+        "With --rtol: allow |error| ≤ ATOL + RTOL·|reference| for all outputs, as numpy.allclose does. If only one of"
+        " them is passed, the other is 0. --tolerance ATOL:RTOL means the same.",
+        metavar="ATOL",
+    )
+    rtol: float | None = option_field(None, "--rtol", "Relative tolerance for all outputs; see --atol.", metavar="RTOL")
     metric: Thresholds | None = option_field(
         None,
         "--metric",
         "Metric that decides the verdict: cosine, psnr, snr, top1, top5 or nearest with >=X, or accuracy_drop with <=X."
+        " MODULE:FUNCTION>=X calls your own function of outputs and reference, and needs --trust-remote-code."
         " Put the value in quotes for the shell, or write NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
@@ -92,6 +101,15 @@ class ComparisonOptions:
         "--dataset",
         "Samples for metrics: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.",
         metavar="PATH",
+        type=Path | None,
+    )
+    preprocess: PathLike | Callable[[Path], Any] | None = option_field(
+        None,
+        "--preprocess",
+        "--dataset names a folder of pictures, which are prepared as this file says: the image processor's config"
+        " of a transformers model, or the config of a timm model. Or MODULE:FUNCTION, a function from the path of a"
+        " file to an array.",
+        metavar="CONFIG",
         type=Path | None,
     )
     labels: str | None = option_field(

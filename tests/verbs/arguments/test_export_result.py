@@ -142,7 +142,7 @@ def test_unknown_options_are_errors_of_the_caller(net: Net) -> None:
         ("verify", {"seeds": 0}),
         ("verify", {"seeds": True}),
         ("bench", {"rounds": 0}),
-        ("build", {"runtime": "any"}),
+        ("build", {"library": "any"}),
     ],
 )
 def test_every_verb_looks_at_its_options_first(verb: str, options: dict[str, Any]) -> None:

@@ -171,7 +171,7 @@ def test_compute_capabilities_that_do_not_exist(layer_norm: Path, tmp_path: Path
     with pytest.raises(
         InputError,
         match=r"does not support compute capability 9\.0; it supports 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1\. For"
-        " another GPU, build on a machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt",
+        " another GPU, build on a machine that has it, with the full TensorRT: normdeploy build --library tensorrt",
     ):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["8.6", "9.0"])
     with pytest.raises(
@@ -206,16 +206,16 @@ def test_what_is_not_there(layer_norm: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(GraphError, match="file not found"):
         build(tmp_path / "none.onnx", tmp_path / "m.engine")
     with pytest.raises(InputError, match="unknown runtime 'openvino'"):
-        build(layer_norm, tmp_path / "m.engine", runtime="openvino")
+        build(layer_norm, tmp_path / "m.engine", library="openvino")
     with pytest.raises(InputError, match="would replace the model it is built from"):
         build(layer_norm, layer_norm)
     monkeypatch.setattr(trt_runner.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "no GPU: none here")
     with pytest.raises(RuntimeUnavailable, match=r"TensorRT \(.*\): no GPU: none here"):
-        build(layer_norm, tmp_path / "m.engine", runtime="tensorrt")
+        build(layer_norm, tmp_path / "m.engine", library="tensorrt")
     monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "")
     with pytest.raises(InputError, match=r"TensorRT builds only for the GPU in this machine, not for 8\.6"):
-        build(layer_norm, tmp_path / "m.engine", runtime="tensorrt", compute_capabilities=["8.6"])
+        build(layer_norm, tmp_path / "m.engine", library="tensorrt", compute_capabilities=["8.6"])
     monkeypatch.setattr(trt_runner.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeUnavailable, match=r"TensorRT-RTX is not installed; pip install tensorrt-rtx"):
         build(layer_norm, tmp_path / "m.engine")

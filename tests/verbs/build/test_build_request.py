@@ -152,7 +152,7 @@ def tensorrt(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyt
     monkeypatch.setattr(module, "installed_version", lambda runtime: "11.4.0.106")
 
     def told(name: str = "m.engine", **options: Any) -> Any:
-        engine = build(model, model.with_name(name), runtime="tensorrt", profiles=["batch=1:2:4"], **options)
+        engine = build(model, model.with_name(name), library="tensorrt", profiles=["batch=1:2:4"], **options)
         return json.loads(engine.path.read_bytes()[4:]) | {"engine": engine}
 
     return told

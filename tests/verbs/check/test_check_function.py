@@ -298,16 +298,31 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert run(hand, "--fail-on", "none")[0] == 0
     assert run(hand, "--fail-on", "train-mode,refused")[0] == 0
     assert run(hand, "--fail-on", "all")[0] == 1
-    with pytest.raises(InputError, match=r"unknown rule 'decompose'.*choose from decomposed"):
-        run(hand, "--fail-on", "decompose")
+    code, _, err = run(hand, "--fail-on", "decompose")
+    assert code == 2
+    assert "error: unknown rule 'decompose'; choose from decomposed" in err
+
+
+def test_exit_code_2_says_that_nothing_was_judged_and_1_that_something_was_found(tmp_path: Path) -> None:
+    hand, clean = saved(tmp_path, BY_HAND, "hand.onnx"), saved(tmp_path, "y = LayerNormalization(x, w)", "clean.onnx")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    assert run(broken)[0] == 2
+    assert run(broken, clean)[0] == 2
+    # A finding is certain, whatever the other file holds.
+    assert run(broken, hand)[0] == 1
+    assert run(tmp_path / "missing.onnx")[0] == 2
+    assert run(clean, "--baseline", broken)[0] == 2
+    assert run(clean, "--compute-capability", "new")[0] == 2
 
 
 def test_rules_are_named(tmp_path: Path) -> None:
     hand = saved(tmp_path, BY_HAND)
     assert run(hand, "--fail-on", " decomposed, refused ")[0] == 1
     for nothing in ("", ","):  # an empty variable of a workflow would turn the guard off
-        with pytest.raises(InputError, match="unknown rule ''"):
-            run(hand, "--fail-on", nothing)
+        code, _, err = run(hand, "--fail-on", nothing)
+        assert code == 2
+        assert "unknown rule ''" in err
 
 
 def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +331,7 @@ def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     saved(tmp_path, BY_HAND, "m.onnx").rename(odd)
     for form in ("sarif", "json", "text"):
         code, _, err = run(odd, "--format", form, "-o", "out")
-        assert code == 1
+        assert code == 2
         assert "not UTF-8" in err
     run(odd, "--format", "sarif", "-o", "out")
     (artifact,) = validated(Path("out").read_text())["artifacts"]
@@ -326,7 +341,7 @@ def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_broken_file_fails_and_the_others_are_checked(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     code, out, err = run(tmp_path / "broken.onnx", saved(tmp_path, BY_HAND), "--fail-on", "none")
-    assert code == 1
+    assert code == 2
     assert "broken.onnx: could not be checked" in out
     assert "warning decomposed" in out
     assert err.startswith("error: broken.onnx (8 bytes) is not an ONNX file")
@@ -343,8 +358,9 @@ def test_forms_and_files(tmp_path: Path) -> None:
     assert "error   decomposed" in printed  # the log of a CI run shows them too
     assert validated(out.read_text())["invocations"][0]["exitCode"] == 1
     assert run(path, "-q", "--format", "json", "-o", out)[1] == ""
-    with pytest.raises(normdeploy.errors.NormdeployError, match="would overwrite the input"):
-        run(path, "-o", path)
+    code, _, err = run(path, "-o", path)
+    assert code == 2
+    assert "would overwrite the input" in err
 
 
 def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +404,8 @@ def test_folders_are_searched_for_onnx_files(tmp_path: Path) -> None:
     assert [file.file for file in result.files] == [str(whole), str(broken)]
     assert [bool(file.error) for file in result.files] == [False, True]
     done = CliRunner().invoke(app, ["check", str(tmp_path / "a" / "deep"), "-o", str(broken)])
-    assert "would overwrite the input" in str(done.exception)
+    assert done.exit_code == 2
+    assert "would overwrite the input" in done.stderr
     (tmp_path / "empty").mkdir()
     assert "folder without a config.json" in normdeploy.check(tmp_path / "empty").files[0].error
 

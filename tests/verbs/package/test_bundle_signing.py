@@ -109,7 +109,7 @@ def test_times_are_told_where_they_may_be(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_recheck_verifies_before_anything_runs(signed: Path) -> None:
-    done = CliRunner().invoke(app, ["recheck", str(signed / "bundle"), "--trust", str(signed / "key.pub.pem")])
+    done = CliRunner().invoke(app, ["recheck", str(signed / "bundle"), "--trust-key", str(signed / "key.pub.pem")])
     assert done.exit_code == 0, done.output
     assert "nothing changed" in done.output
     assert "a trusted key signed every file, and none changed since" in done.output

@@ -87,9 +87,9 @@ def test_with_the_default_rule_besides_both_must_hold(folder: Path) -> None:
     assert "default rule: error" in made(comparison).reason
     right = verified(folder, "right", tolerance="y=0.2:0", also_default=True)
     assert right
-    assert right.standard == "by the rules given, and by the default rule"
+    assert right.standard == "by your tolerance 0.2:0, and by the default rule"
     assert right.beyond_default == ()
-    assert "color: #008000" in right._repr_html_().partition(">verified by the rules")[0].rpartition("<span")[2]
+    assert "color: #008000" in right._repr_html_().partition(">verified by your")[0].rpartition("<span")[2]
     assert verified(folder, "right").standard == ""
 
 
@@ -394,3 +394,33 @@ def test_a_quiet_run_that_passes_is_silent(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(folder)
     done = command(folder, "-q", file="right")
     assert (done.exit_code, done.output) == (0, "")
+
+
+def test_atol_and_rtol_decide_as_numpy_allclose_does(folder: Path) -> None:
+    value, reference = expected(DATA[:5], folder)
+    excess = np.abs(value - reference) - 0.1 * np.abs(reference)
+    # The result is float32, so the bound is 1e-5 wider or narrower.
+    for atol in (excess.max() + 1e-5, excess.max() - 1e-5):
+        comparison = verified(folder, atol=float(atol), rtol=0.1)
+        assert bool(comparison) == np.allclose(value, reference, rtol=0.1, atol=atol)
+    assert verified(folder, atol=1.0, rtol=0.0).standard.startswith("by your tolerance 1:0, NOT by the default rule")
+    # A rule of one output goes before the rule of all outputs.
+    assert not verified(folder, atol=1.0, tolerance="y=0:0")
+
+
+def test_two_tolerances_of_every_output_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--atol and --rtol state the tolerance of every output, and so does"):
+        verified(folder, rtol=0.1, tolerance="1:0")
+    # A policy file is a default that options replace.
+    (tmp_path / "verify.toml").write_text('tolerance = "0:0"\n')
+    assert verified(folder, atol=1.0, policy=tmp_path / "verify.toml")
+
+
+def test_the_verdict_of_the_command_names_the_tolerance(folder: Path) -> None:
+    words = ["verify", folder / "right.onnx", folder / "off.onnx", "--inputs", folder / "in.npz", "--atol", "0.5"]
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    assert "verified by your tolerance 0.5:0, NOT by the default rule" in done.output
+    done = CliRunner().invoke(app, [*map(str, words), "--atol=1e-9", "--rtol", "1e-9"])
+    assert done.exit_code == 1
+    assert "tolerance 1e-09:1e-09: error" in done.output
