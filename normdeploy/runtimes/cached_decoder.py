@@ -213,21 +213,47 @@ class CachedDecoder:
         return logits[:, -1]
 
 
-def generate_greedily(decoder: CachedDecoder, prompts: PromptBatch, count: int) -> Array:
+@dataclass(frozen=True)
+class TextEnd:
+    """Tokens that end a text.
+
+    Attributes:
+        tokens: token ids that end a text.
+        padding: token id after the end, where other rows of the batch are longer.
+    """
+
+    tokens: frozenset[int]
+    padding: int
+
+
+def generate_greedily(
+    decoder: CachedDecoder, prompts: PromptBatch, count: int, text_end: TextEnd | None = None
+) -> list[Array]:
     """Generate the most probable tokens.
 
     Args:
-        count: number of tokens, at least 1.
+        count: largest number of tokens, at least 1.
+        text_end: tokens after which a row ends; None generates ``count`` tokens in each row.
 
     Returns:
-        Token ids, int64 [batch, count].
+        Token ids of each row, int64 [at most count]. A row that has ended contains its last token.
     """
     logits = decoder.read_prompts(prompts)
-    tokens = [logits.argmax(-1)]
-    while len(tokens) < count:
-        logits = decoder.read_tokens(tokens[-1])
-        tokens.append(logits.argmax(-1))
-    return np.stack(tokens, 1).astype(np.int64)
+    rows: list[list[int]] = [[] for _ in prompts.ids]
+    running = set(range(len(rows)))
+    for step in range(count):
+        tokens = logits.argmax(-1).astype(np.int64)
+        for place, row in enumerate(rows):
+            if place in running:
+                row.append(int(tokens[place]))
+            elif text_end is not None:
+                tokens[place] = text_end.padding
+        if text_end is not None:
+            running -= {place for place in running if rows[place][-1] in text_end.tokens}
+        if not running or step == count - 1:
+            break
+        logits = decoder.read_tokens(tokens)
+    return [np.array(row, np.int64) for row in rows]
 
 
 def follow_tokens(decoder: CachedDecoder, prompts: PromptBatch, tokens: Array) -> Array:

@@ -12,6 +12,7 @@ from normdeploy.model import TensorSpec
 from normdeploy.runtimes.cached_decoder import (
     CachedDecoder,
     DecoderPorts,
+    TextEnd,
     find_decoder_ports,
     follow_tokens,
     generate_greedily,
@@ -31,6 +32,20 @@ def test_greedy_tokens_continue_each_row() -> None:
     with OrtRunner(counting_decoder()) as runner:
         tokens = generate_greedily(CachedDecoder(runner.infer, counting_ports()), PROMPTS, 4)
     np.testing.assert_array_equal(tokens, [[6, 7, 8, 9], [10, 11, 0, 1]])
+
+
+def test_rows_end_at_their_own_tokens_and_padding_is_read_after_the_end() -> None:
+    read = []
+    with OrtRunner(counting_decoder()) as runner:
+
+        def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            read.append(feeds["input_ids"][:, -1].tolist())
+            return runner.infer(feeds)
+
+        end = TextEnd(frozenset({8, 10}), padding=2)
+        rows = generate_greedily(CachedDecoder(infer, counting_ports()), PROMPTS, 9, end)
+    assert [row.tolist() for row in rows] == [[6, 7, 8], [10]]
+    assert read == [[5, 9], [6, 10], [7, 2]]
 
 
 def test_the_cache_masks_and_positions_are_passed_on() -> None:
