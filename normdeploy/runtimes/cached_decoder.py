@@ -101,6 +101,7 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f"{label} has no cache among its inputs ({PAST}0.key), so it can't read one token after the other: it has"
             f" {_list_names(specs)}; if the model is a decoder, {_HOW}"
         )
+    _refuse_static_cache(label, specs, [name for name, start in past.items() if start == PAST])
     if foreign := [name for name in specs if name not in (*_KNOWN, *past)]:
         raise InputError(
             f"{label} has the inputs {_list_names(foreign)}, which --generate does not know: it passes"
@@ -116,6 +117,27 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f" {_list_names(outputs)}; {_HOW}"
         )
     return DecoderPorts(specs, cache)
+
+
+def _refuse_static_cache(label: str, specs: Mapping[str, TensorSpec], past: Sequence[str]) -> None:
+    """Refuse a file whose past has a fixed length, such as a file of transformers' StaticCache.
+
+    Such a file writes new keys into free places of the past, and only its program knows which places are free.
+
+    Args:
+        past: names of the inputs with keys and values, [batch, heads, length, head size].
+
+    Raises:
+        InputError: a past has a fixed length.
+    """
+    for name in past:
+        shape = specs[name].shape
+        length = shape[2] if len(shape) == 4 else None
+        if isinstance(length, int):
+            raise InputError(
+                f"{label} has a past of the fixed length {length} ({name!r}), as a static cache has, but --generate"
+                f" begins with a past of length 0; {_HOW}"
+            )
 
 
 def _list_names(names: Iterable[str]) -> str:

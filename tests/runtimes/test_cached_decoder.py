@@ -81,6 +81,15 @@ def test_files_that_do_not_generate_are_refused(names: list[str], outputs: list[
         find_decoder_ports("x.onnx", specs, outputs)
 
 
+@pytest.mark.parametrize("more", [[], ["cache_position"]])
+def test_a_static_cache_is_refused(more: list[str]) -> None:
+    """A file of another exporter, whose past has the maximum length and whose new tokens have stated places."""
+    specs = [TensorSpec(name, "int64", ("batch", 1)) for name in ("input_ids", *more)]
+    specs += [TensorSpec(f"past_key_values.0.{kind}", "float32", ("batch", 2, 64, 8)) for kind in ("key", "value")]
+    with pytest.raises(InputError, match=r"a past of the fixed length 64 .* as a static cache has"):
+        find_decoder_ports("x.onnx", specs, ["logits", "present.0.key", "present.0.value"])
+
+
 def test_padding_needs_a_mask() -> None:
     ports = counting_ports()
     inputs = {name: spec for name, spec in ports.inputs.items() if name != "attention_mask"}
