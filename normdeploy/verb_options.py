@@ -277,7 +277,7 @@ class LoadingOptions:
         None,
         "--part",
         "Part of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past. Default: the whole model. For a"
-        " diffusers pipeline: a part such as unet.",
+        " diffusers pipeline: a part such as unet. For other models: names of modules, such as backbone..head.",
     )
     dynamic_shapes: Any = None
     code: Mapping[str, str] | None = None

@@ -18,7 +18,11 @@ from .options import QuietOption, ReportingOptions, ReportOption
 
 def run(
     source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="ONNX file or engine. It is recognized by its content.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="ONNX file or engine, recognized by its content. Or a folder with a single ONNX file.",
+        ),
     ],
     output: Annotated[
         Path | None,

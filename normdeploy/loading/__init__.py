@@ -31,7 +31,8 @@ from .in_place_writes import find_written_buffers
 from .input_request import InputRequest, dynamic_dim_names, parse_input_request, refuse_constants
 from .input_specs import build_input_specs
 from .live_module import from_module, trace_module, unwrap_module
-from .model_zoos import MadeModel, describe_zoo_inputs, make_named_model, make_zoo_model, note_random_weights
+from .model_zoos import MadeModel, make_named_model, make_zoo_model_with_inputs, note_random_weights
+from .module_parts import parse_module_part, require_chosen_part, select_part
 from .operator_allowlist import import_operators
 from .pipeline_folder import open_pipeline, prepare_pipeline_part
 from .pipeline_index import PipelineIndex, read_pipeline_index
@@ -92,7 +93,8 @@ def load(
         task: task of a Hugging Face folder, for example "text-generation-with-past" (`huggingface_tasks`). It
             determines class, inputs and outputs. None takes the class in the config.
         part: part of a Hugging Face encoder-decoder: "encoder", "decoder" or "decoder-with-past". None takes the whole
-            model. For a diffusers pipeline, it is the name of a part, for example "unet" or "vae_decoder".
+            model. For a diffusers pipeline, it is the name of a part, for example "unet" or "vae_decoder". For any
+            other model, it names modules, for example "backbone..head" (`module_parts`).
 
     Returns:
         The model. Its ``recorded`` contains the options that load the same model again, except ``trust``.
@@ -111,21 +113,20 @@ def load(
     wishes = parse_input_request(inputs, dims)
     _require_fitting_flags(path, kind, model, model_args, key)
     of_folder = kind is FileKind.HUGGINGFACE or (kind is FileKind.PIPELINE and not task)
-    if not of_folder and (task or part):
-        raise InputError(
-            f"{path} is not a Hugging Face {'model ' if task else ''}folder, so {'--task' if task else '--part'} does"
-            " not apply: omit it"
-        )
+    if not of_folder and task:
+        raise InputError(f"{path} is not a Hugging Face model folder, so --task does not apply: omit it")
+    if kind is FileKind.PROGRAM and part:
+        raise InputError(f"{path} is an ExportedProgram, which can't be divided, so --part does not apply: omit it")
     # Weights are read before anything is imported, so that the user's factory is not called for a broken file.
     weights = _read_weights_as_data(path, kind, key, trust)
     with _import_from_cwd(bool(model or imports or trust)) if code is None else import_only_signed(code):
         operators = import_operators(imports)
         if source is not None:
             with _mention_missing_inputs(wishes):
-                made = make_from_file(source, model_args or {})
-            loaded = trace_module(made, (), {}, wishes, eval_mode=eval, kind=kind)
+                made = MadeModel(make_from_file(source, model_args or {}))
+            loaded = _trace_made_model(made, inputs, dims, eval, part, kind)
         elif kind is FileKind.ZOO:
-            loaded = _model_from_zoo(path, model_args or {}, inputs, dims, eval)
+            loaded = _model_from_zoo(path, model_args or {}, inputs, dims, eval, part)
         elif kind is FileKind.PROGRAM:
             loaded = _model_from_program(*load_program(path, trust, operators), wishes, eval)
         elif kind is FileKind.HUGGINGFACE:
@@ -137,7 +138,7 @@ def load(
         else:
             state = find_state_dict(unpickle_fully(path), key, path) if weights is None else weights
             make = partial(make_named_model, model, model_args or {}) if model else None
-            loaded = _model_from_weights(path, kind, state, make, inputs, dims, eval)
+            loaded = _model_from_weights(path, kind, state, make, inputs, dims, eval, part)
     flags = {
         "model": model,
         "model_args": dict(model_args or {}),
@@ -412,15 +413,33 @@ def _model_from_folder(
 
 
 def _model_from_zoo(
-    path: Path, arguments: Mapping[str, Any], inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
+    path: Path,
+    arguments: Mapping[str, Any],
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    eval_mode: bool,
+    part: str | None,
 ) -> LoadedModel:
     zoo = parse_zoo_source(path)
     assert zoo is not None
-    made = make_zoo_model(zoo, arguments)
-    described = TraceableModel(made, list(describe_zoo_inputs(zoo, made, arguments)))
-    request = request_inputs(described, inputs, dims)
-    loaded = trace_module(made, (), {}, request, eval_mode=eval_mode, kind=FileKind.ZOO)
+    made = make_zoo_model_with_inputs(zoo, arguments)
+    loaded = _trace_made_model(made, inputs, dims, eval_mode, part, FileKind.ZOO)
     return replace(loaded, notes=(*loaded.notes, *note_random_weights(zoo, arguments)))
+
+
+def _trace_made_model(
+    made: MadeModel, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool, part: str | None, kind: str
+) -> LoadedModel:
+    """Trace a model, or a part of it, with the inputs that the user states or that are known."""
+    if part is None:
+        if not inputs:
+            require_chosen_part(made.module)
+        traceable = TraceableModel(made.module, list(made.inputs))
+    else:
+        chosen = parse_module_part(part, made.module)
+        traceable = select_part(made.module, chosen, made.make_example, made.inputs)
+    wishes = request_inputs(traceable, inputs, dims)
+    return trace_module(traceable.module, (), {}, wishes, eval_mode=eval_mode, kind=kind)
 
 
 def _model_from_weights(
@@ -431,11 +450,13 @@ def _model_from_weights(
     inputs: Sequence[str],
     dims: Sequence[str],
     eval_mode: bool,
+    part: str | None,
 ) -> LoadedModel:
     wishes = parse_input_request(inputs, dims)
     if isinstance(weights, nn.Module):
         if make is None:
-            return trace_module(unwrap_module(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+            made = MadeModel(unwrap_module(weights))
+            return _trace_made_model(made, inputs, dims, eval_mode, part, "pickled module")
         weights = weights.state_dict()
     if make is None and is_adapter(weights.parameters if isinstance(weights, ScriptWeights) else weights):
         raise LoadError(f"{path} contains the weights of a LoRA adapter alone: {MERGE_FIRST}")
@@ -447,12 +468,28 @@ def _model_from_weights(
         )
     with _mention_missing_inputs(wishes):
         made = make()
-    module = made.module
-    wishes = request_inputs(TraceableModel(module, list(made.inputs)), inputs, dims)
     if isinstance(weights, ScriptWeights):
-        return _fill_and_trace(path, module, weights.weights_for(module), wishes, eval_mode, kind)
-    form = kind if kind is FileKind.SAFETENSORS else "state_dict"
-    return _fill_and_trace(path, module, weights, wishes, eval_mode, form)
+        state = weights.weights_for(made.module)
+        form: str = kind
+    else:
+        state = weights
+        form = kind if kind is FileKind.SAFETENSORS else "state_dict"
+    try:
+        notes = fill_module(made.module, state, path)
+    except LoadError as error:
+        # One run should report all errors, so the inputs are checked here too.
+        try:
+            require_fitting_inputs(
+                made.module, request_inputs(TraceableModel(made.module, list(made.inputs)), inputs, dims)
+            )
+        except InputError as other:
+            raise LoadError(f"{error}. Also, {other}") from error
+        raise
+    if all(module.training for module in made.module.modules()):
+        # Training mode is only the default of modules: neither the file nor the factory has set a mode.
+        made.module.eval()
+    loaded = _trace_made_model(made, inputs, dims, eval_mode, part, form)
+    return replace(loaded, notes=(*notes, *loaded.notes))
 
 
 @contextlib.contextmanager
@@ -467,21 +504,3 @@ def _mention_missing_inputs(wishes: InputRequest) -> Iterator[None]:
         if wishes.inputs:
             raise
         raise InputError(f"{error}{_INPUTS_TOO}") from error
-
-
-def _fill_and_trace(
-    path: Path, made: nn.Module, state: State, wishes: InputRequest, eval_mode: bool, kind: str
-) -> LoadedModel:
-    try:
-        notes = fill_module(made, state, path)
-    except LoadError as error:
-        # One run should report all errors, so the inputs are checked here too.
-        try:
-            require_fitting_inputs(made, wishes)
-        except InputError as other:
-            raise LoadError(f"{error}. Also, {other}") from error
-        raise
-    if all(part.training for part in made.modules()):
-        # Training mode is only the default of modules: neither the file nor the factory has set a mode.
-        made.eval()
-    return replace(trace_module(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

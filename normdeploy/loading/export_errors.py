@@ -11,6 +11,7 @@ import torch.ao.nn.quantized
 from torch import nn
 
 from ..errors import ExportError
+from .module_parts import SEPARATOR, takes_image_list
 from .program_signature import dtype_name, user_outputs
 from .size_conditions import LONGEST, TORCH, describe_location, module_paths, traceback_frames
 from .torch_pickles import first_line, join_names
@@ -73,7 +74,7 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
         return ExportError(
             f"{head}: the number of boxes that non-maximum suppression keeps depends on the values{where}, but a file "
             f"contains no Python: run it in your program, and export the part before it"
-            f"{_describe_parts_before(module, error)}"
+            f"{_describe_part_before(module, error)}"
         )
     if data_dependent:
         return ExportError(
@@ -88,20 +89,19 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     return ExportError(f"{head}{where}: {kind}: {first_line(error, 'no reason given')}")
 
 
-def _describe_parts_before(module: nn.Module, error: Exception) -> str:
-    """Name the parts of the model that run before the module that failed.
+def _describe_part_before(module: nn.Module, error: Exception) -> str:
+    """Name the part of the model that runs before the module that failed.
 
     Returns:
-        Text such as ", a module that calls backbone and head without postprocess_detections"; "" if no part has
-        parameters.
+        Text such as ", from backbone to head: --part backbone..head"; "" if no module before it has parameters.
     """
     names = module_paths(module)
     callers = [
-        (names[id(frame.f_locals["self"])], frame.f_code.co_name)
+        names[id(frame.f_locals["self"])]
         for frame, _ in traceback_frames(error)
         if id(frame.f_locals.get("self")) in names
     ]
-    failed, method = callers[-1] if callers else ("", "")
+    failed = callers[-1] if callers else ""
     parts: list[str] = []
     for name, part in module.named_children():
         if failed == name or failed.startswith(f"{name}."):
@@ -112,7 +112,9 @@ def _describe_parts_before(module: nn.Module, error: Exception) -> str:
             parts.append(name)
     if not parts:
         return ""
-    return f", a module that calls {' and '.join(parts)} without {method}"
+    if takes_image_list(module):
+        return f", from {parts[0]} to {parts[-1]}: --part {parts[0]}{SEPARATOR}{parts[-1]}"
+    return f", which ends with {parts[-1]}: --part {SEPARATOR}{parts[-1]}"
 
 
 def refuse_integer_modules(module: nn.Module) -> None:

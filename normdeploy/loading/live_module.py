@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import warnings
@@ -46,6 +47,7 @@ from .fake_quantizers import fix_fake_quantizers, register_fake_quantizer_shapes
 from .in_place_writes import find_written_buffers, record_buffer_assignments
 from .input_request import InputRequest, dynamic_dim_names, parse_input_request
 from .input_specs import build_input_specs
+from .module_parts import make_image_list, parse_module_part, select_part, takes_image_list
 from .program_file import find_live_guards
 from .program_signature import name_outputs
 from .recurrent_ops import keep_recurrent_ops
@@ -56,7 +58,7 @@ from .torch_pickles import first_line
 from .torch_state import PROCESS_STATE, preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .trace_comparison import TraceComparison
-from .traceable_models import add_default_inputs
+from .traceable_models import add_default_inputs, request_inputs
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 from .transformers_exporter import TransformersExporter, find_transformers_exporter, require_same_outputs
 from .transformers_switches import set_traceable_switches
@@ -79,6 +81,7 @@ def from_module(
     inputs: Sequence[str] = (),
     eval: bool = False,
     shared: bool = False,
+    part: str | None = None,
 ) -> LoadedModel:
     """Trace a copy of a live module. The module, its tensors and its flags are not changed.
 
@@ -96,6 +99,8 @@ def from_module(
         eval: True switches the copy to eval mode.
         shared: True lets the copy's parameters share the module's memory. The module must then not change while the
             traced model is used.
+        part: part of the module by the names of its modules, for example "backbone..head" (`module_parts`). The
+            examples and ``inputs`` are then those of the part.
 
     Returns:
         The traced model.
@@ -113,6 +118,12 @@ def from_module(
     own = copy_module(unwrap_module(module), shared)
     wishes = parse_input_request(inputs, dims)
     kwargs = kwargs or {}
+    if part is not None:
+        make_example = functools.partial(make_image_list, own) if takes_image_list(own) else None
+        chosen = select_part(own, parse_module_part(part, own), make_example, ())
+        own = chosen.module
+        if not (args or kwargs):
+            wishes = request_inputs(chosen, inputs, dims)
     if wishes.constants:
         if isinstance(args, Mapping):
             positional, named = (), {**args, **kwargs}

@@ -7,17 +7,21 @@ torchvision).
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import InputError, RuntimeUnavailable
 from ..zoo_sources import ZooModel, parse_zoo_source
+from .input_request import parse_input_request
 from .model_factories import describe_user_error, import_user_module, make_model
+from .module_parts import make_image_list, takes_image_list
 from .torch_pickles import join_names
 from .torch_state import seed_torch
 
@@ -35,10 +39,12 @@ class MadeModel:
 
     Attributes:
         inputs: texts as for ``--input`` that describe its inputs; () if only the user knows them.
+        make_example: number of images -> the only argument of the model; None if no package states it.
     """
 
     module: nn.Module
     inputs: tuple[str, ...] = ()
+    make_example: Callable[[int], Any] | None = None
 
 
 def make_named_model(model: str, arguments: Mapping[str, Any]) -> MadeModel:
@@ -58,8 +64,7 @@ def make_named_model(model: str, arguments: Mapping[str, Any]) -> MadeModel:
     # A function of the package, such as timm:create_model, is an ordinary factory.
     if zoo is None or (not is_zoo_model(zoo) and hasattr(_import_package(zoo.package), zoo.name.partition(".")[0])):
         return MadeModel(make_model(model, arguments))
-    made = make_zoo_model(zoo, arguments)
-    return MadeModel(made, tuple(describe_zoo_inputs(zoo, made, arguments)))
+    return make_zoo_model_with_inputs(zoo, arguments)
 
 
 def is_zoo_model(zoo: ZooModel) -> bool:
@@ -111,6 +116,21 @@ def make_zoo_model(zoo: ZooModel, arguments: Mapping[str, Any]) -> nn.Module:
     return made  # type: ignore[no-any-return]
 
 
+def make_zoo_model_with_inputs(zoo: ZooModel, arguments: Mapping[str, Any]) -> MadeModel:
+    """Make a model as `make_zoo_model` does, and describe its inputs.
+
+    Returns:
+        The model with its inputs as far as the package states them.
+    """
+    module = make_zoo_model(zoo, arguments)
+    inputs = tuple(describe_zoo_inputs(zoo, module, arguments))
+    if takes_image_list(module):
+        example = functools.partial(make_image_list, module)
+    else:
+        example = functools.partial(make_zoo_example, module, inputs)
+    return MadeModel(module, inputs, example)
+
+
 def describe_zoo_inputs(zoo: ZooModel, module: nn.Module, arguments: Mapping[str, Any]) -> list[str]:
     """Describe the inputs of a model by its preprocessing.
 
@@ -129,6 +149,28 @@ def describe_zoo_inputs(zoo: ZooModel, module: nn.Module, arguments: Mapping[str
         return []
     name = next(iter(inspect.signature(module.forward).parameters))
     return [f"{name}[batch,{','.join(map(str, size))}]"]
+
+
+def make_zoo_example(module: nn.Module, inputs: Sequence[str], batch: int) -> Any:
+    """Make random images for a model of a package.
+
+    Args:
+        inputs: the description of the only input, as `describe_zoo_inputs` returns it.
+        batch: number of images.
+
+    Returns:
+        The only argument of the model.
+
+    Raises:
+        InputError: no description of the input is known.
+    """
+    if not inputs:
+        raise InputError(
+            f"the package does not state the inputs of {type(module).__name__}; write --part ..LAST, and describe them"
+            " with --input"
+        )
+    (wish,) = parse_input_request(inputs, ()).inputs
+    return torch.rand(batch, *(dim.opt for dim in wish.shape[1:]))
 
 
 def note_random_weights(zoo: ZooModel, arguments: Mapping[str, Any]) -> list[str]:

@@ -101,6 +101,7 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f"{label} has no cache among its inputs ({PAST}0.key), so it can't read one token after the other: it has"
             f" {_list_names(specs)}; if the model is a decoder, {_HOW}"
         )
+    _refuse_static_cache(label, specs, [name for name, start in past.items() if start == PAST])
     if foreign := [name for name in specs if name not in (*_KNOWN, *past)]:
         raise InputError(
             f"{label} has the inputs {_list_names(foreign)}, which --generate does not know: it passes"
@@ -116,6 +117,27 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f" {_list_names(outputs)}; {_HOW}"
         )
     return DecoderPorts(specs, cache)
+
+
+def _refuse_static_cache(label: str, specs: Mapping[str, TensorSpec], past: Sequence[str]) -> None:
+    """Refuse a file whose past has a fixed length, such as a file of transformers' StaticCache.
+
+    Such a file writes new keys into free places of the past, and only its program knows which places are free.
+
+    Args:
+        past: names of the inputs with keys and values, [batch, heads, length, head size].
+
+    Raises:
+        InputError: a past has a fixed length.
+    """
+    for name in past:
+        shape = specs[name].shape
+        length = shape[2] if len(shape) == 4 else None
+        if isinstance(length, int):
+            raise InputError(
+                f"{label} has a past of the fixed length {length} ({name!r}), as a static cache has, but --generate"
+                f" begins with a past of length 0; {_HOW}"
+            )
 
 
 def _list_names(names: Iterable[str]) -> str:
@@ -213,21 +235,47 @@ class CachedDecoder:
         return logits[:, -1]
 
 
-def generate_greedily(decoder: CachedDecoder, prompts: PromptBatch, count: int) -> Array:
+@dataclass(frozen=True)
+class TextEnd:
+    """Tokens that end a text.
+
+    Attributes:
+        tokens: token ids that end a text.
+        padding: token id after the end, where other rows of the batch are longer.
+    """
+
+    tokens: frozenset[int]
+    padding: int
+
+
+def generate_greedily(
+    decoder: CachedDecoder, prompts: PromptBatch, count: int, text_end: TextEnd | None = None
+) -> list[Array]:
     """Generate the most probable tokens.
 
     Args:
-        count: number of tokens, at least 1.
+        count: largest number of tokens, at least 1.
+        text_end: tokens after which a row ends; None generates ``count`` tokens in each row.
 
     Returns:
-        Token ids, int64 [batch, count].
+        Token ids of each row, int64 [at most count]. A row that has ended contains its last token.
     """
     logits = decoder.read_prompts(prompts)
-    tokens = [logits.argmax(-1)]
-    while len(tokens) < count:
-        logits = decoder.read_tokens(tokens[-1])
-        tokens.append(logits.argmax(-1))
-    return np.stack(tokens, 1).astype(np.int64)
+    rows: list[list[int]] = [[] for _ in prompts.ids]
+    running = set(range(len(rows)))
+    for step in range(count):
+        tokens = logits.argmax(-1).astype(np.int64)
+        for place, row in enumerate(rows):
+            if place in running:
+                row.append(int(tokens[place]))
+            elif text_end is not None:
+                tokens[place] = text_end.padding
+        if text_end is not None:
+            running -= {place for place in running if rows[place][-1] in text_end.tokens}
+        if not running or step == count - 1:
+            break
+        logits = decoder.read_tokens(tokens)
+    return [np.array(row, np.int64) for row in rows]
 
 
 def follow_tokens(decoder: CachedDecoder, prompts: PromptBatch, tokens: Array) -> Array:

@@ -183,10 +183,10 @@ class OneStage(nn.Module):
 
 @pytest.mark.parametrize(
     ("detector", "parts"),
-    [(OneStage, "backbone and head without forward"), (TwoStages, "backbone and rpn.head without filter_proposals")],
+    [(OneStage, "head: --part ..head"), (TwoStages, "rpn.head: --part ..rpn.head")],
 )
 def test_export_suppression_of_boxes_names_the_parts_before_it(detector: type[nn.Module], parts: str) -> None:
     with pytest.raises(ExportError) as raised:
         from_module(detector().eval(), torch.ones(3, 4))
     assert "the number of boxes that non-maximum suppression keeps depends on the values" in str(raised.value)
-    assert str(raised.value).endswith(f"export the part before it, a module that calls {parts}")
+    assert str(raised.value).endswith(f"export the part before it, which ends with {parts}")

@@ -12,6 +12,7 @@ from normdeploy.model import TensorSpec
 from normdeploy.runtimes.cached_decoder import (
     CachedDecoder,
     DecoderPorts,
+    TextEnd,
     find_decoder_ports,
     follow_tokens,
     generate_greedily,
@@ -31,6 +32,20 @@ def test_greedy_tokens_continue_each_row() -> None:
     with OrtRunner(counting_decoder()) as runner:
         tokens = generate_greedily(CachedDecoder(runner.infer, counting_ports()), PROMPTS, 4)
     np.testing.assert_array_equal(tokens, [[6, 7, 8, 9], [10, 11, 0, 1]])
+
+
+def test_rows_end_at_their_own_tokens_and_padding_is_read_after_the_end() -> None:
+    read = []
+    with OrtRunner(counting_decoder()) as runner:
+
+        def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            read.append(feeds["input_ids"][:, -1].tolist())
+            return runner.infer(feeds)
+
+        end = TextEnd(frozenset({8, 10}), padding=2)
+        rows = generate_greedily(CachedDecoder(infer, counting_ports()), PROMPTS, 9, end)
+    assert [row.tolist() for row in rows] == [[6, 7, 8], [10]]
+    assert read == [[5, 9], [6, 10], [7, 2]]
 
 
 def test_the_cache_masks_and_positions_are_passed_on() -> None:
@@ -64,6 +79,15 @@ def test_files_that_do_not_generate_are_refused(names: list[str], outputs: list[
     specs = [TensorSpec(name, "int64", ("batch", "seq")) for name in names]
     with pytest.raises(InputError, match=message):
         find_decoder_ports("x.onnx", specs, outputs)
+
+
+@pytest.mark.parametrize("more", [[], ["cache_position"]])
+def test_a_static_cache_is_refused(more: list[str]) -> None:
+    """A file of another exporter, whose past has the maximum length and whose new tokens have stated places."""
+    specs = [TensorSpec(name, "int64", ("batch", 1)) for name in ("input_ids", *more)]
+    specs += [TensorSpec(f"past_key_values.0.{kind}", "float32", ("batch", 2, 64, 8)) for kind in ("key", "value")]
+    with pytest.raises(InputError, match=r"a past of the fixed length 64 .* as a static cache has"):
+        find_decoder_ports("x.onnx", specs, ["logits", "present.0.key", "present.0.value"])
 
 
 def test_padding_needs_a_mask() -> None:

@@ -78,7 +78,7 @@ def load_source(
 
 
 _OF_PROGRAMS = {"inputs", "dims", "eval"}
-_OF_MODULES = {*_OF_PROGRAMS, "dynamic_shapes"}
+_OF_MODULES = {*_OF_PROGRAMS, "dynamic_shapes", "part"}
 _OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "code", "task", "part"}
 
 
@@ -263,7 +263,7 @@ def _drop_foreign_options(
         else:
             kind = detect_kind(source)
     of_folder = kind is FileKind.HUGGINGFACE
-    has_parts = kind in (FileKind.HUGGINGFACE, FileKind.PIPELINE)
+    has_parts = kind is not FileKind.PROGRAM
     of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
     # Files of these kinds contain the model's code, so the option "model" is not needed. A trusted pickle also contains
     # the code.

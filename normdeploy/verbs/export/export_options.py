@@ -36,7 +36,7 @@ class EveryPartOptions(LoadingOptions):
         "--part",
         "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all. With all, the output is a"
         " folder with one file for each part. Default: the whole model. For a diffusers pipeline: a part such as unet."
-        " Default: all.",
+        " Default: all. For other models: names of modules, such as backbone..head.",
     )
 
 

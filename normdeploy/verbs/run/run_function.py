@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,6 +51,7 @@ class Inference(Renderable):
         arrays: output name -> array.
         seconds: stage -> seconds.
         texts: generated text of each prompt; () without a tokenizer or without ``generate``.
+        lengths: number of generated tokens of each prompt, without the padding behind its end; () without ``generate``.
     """
 
     runner: str
@@ -60,6 +61,7 @@ class Inference(Renderable):
     notes: tuple[str, ...]
     seconds: dict[str, float]
     texts: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -75,7 +77,8 @@ class Inference(Renderable):
         """
         described: dict[str, Any] = {"runner": self.runner, "inputs": self.inputs, "outputs": self.outputs}
         if set(self.arrays) == {TOKENS}:
-            described |= {"tokens": self.arrays[TOKENS].tolist(), "texts": list(self.texts)}
+            rows = zip(self.arrays[TOKENS].tolist(), self.lengths, strict=True)
+            described |= {"tokens": [row[:length] for row, length in rows], "texts": list(self.texts)}
         return described
 
     def show(self, console: Console) -> None:
@@ -172,7 +175,7 @@ def run(call: RunCall) -> Inference:
     """Run an ONNX file or an engine once.
 
     Args:
-        source: the file, an ONNX model in memory, or a result of ``export``.
+        source: the file, an ONNX model in memory, a result of ``export``, or a folder with a single ONNX file.
         inputs: an .npz file, or name -> array. None generates inputs from the sizes and values that ``export`` recorded
             in the file. Without a record, the shapes of the file are used; for an engine, the opt shapes of its
             profile.
@@ -185,8 +188,9 @@ def run(call: RunCall) -> Inference:
             without sizes are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``; the array of the file is used
             unchanged.
         generate: number of tokens to generate after each prompt with a decoder file that has a cache
-            (``normdeploy.runtimes.cached_decoder``). The only output is ``tokens``, int64 [prompts, generate]. Without
-            prompts, ``inputs`` gives ``input_ids`` and ``attention_mask``, or random tokens are continued.
+            (``normdeploy.runtimes.cached_decoder``). The only output is ``tokens``, int64 [prompts, generate]. With a
+            tokenizer, a token that ends a text ends the answer, and the rows may be shorter. Without prompts,
+            ``inputs`` gives ``input_ids`` and ``attention_mask``, or random tokens are continued.
         prompts: texts to continue.
         prompt_ids: token ids to continue: sequences of numbers, or texts such as "1,15,7".
         tokenizer: folder of the tokenizer; None takes the folder of the file.
@@ -198,6 +202,7 @@ def run(call: RunCall) -> Inference:
         InputError: the inputs do not fit, or can't be generated.
         NormdeployError: as for ``open_runner``; or ``output`` can't be written.
     """
+    call = replace(call, source=_find_file(cast(PathLike, call.source)))
     source = cast(PathLike, call.source)
     inputs = call.inputs
     output = call.output
@@ -230,7 +235,8 @@ def run(call: RunCall) -> Inference:
             if output is not None:
                 write_npz(output, {TOKENS: made.tokens})
             arrays = {TOKENS: made.tokens}
-            seconds = {"load": loaded - start, "run": done - loaded}
+            loading = loaded - start + made.load_seconds
+            seconds = {"load": loading, "run": done - start - loading}
             return Inference(
                 opened.name,
                 _describe_types({IDS: made.prompts.ids, MASK: made.prompts.mask}),
@@ -239,6 +245,7 @@ def run(call: RunCall) -> Inference:
                 (*opened.notes, *made.notes),
                 seconds,
                 made.texts,
+                made.lengths,
             )
         if inputs is None:
             feeds, notes = _generate_feeds_for(opened, source, call)
@@ -260,6 +267,28 @@ def run(call: RunCall) -> Inference:
     return Inference(
         opened.name, _describe_types(feeds), _describe_types(outputs), outputs, (*opened.notes, *notes), seconds
     )
+
+
+def _find_file(source: PathLike) -> PathLike:
+    """Find the only ONNX file of a folder.
+
+    Returns:
+        The file; ``source`` itself if it is not a folder.
+
+    Raises:
+        InputError: the folder has no ONNX file, or several.
+    """
+    if not os.path.isdir(source):
+        return source
+    files = sorted(Path(source).glob("*.onnx"))
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise InputError(
+            f"the folder {os.fspath(source)!r} has no ONNX file: pass the file, or export the model into the folder"
+        )
+    names = ", ".join(file.name for file in files)
+    raise InputError(f"the folder {os.fspath(source)!r} has {len(files)} ONNX files ({names}): pass one of them")
 
 
 def _require_recorded_steps(source: PathLike, feeds: Mapping[str, Any]) -> None:

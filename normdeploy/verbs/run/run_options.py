@@ -74,14 +74,16 @@ class TokenOptions:
     generate: int | None = option_field(
         None,
         "--generate",
-        "Generate N tokens after each prompt, with the cache of a decoder file. Each token is the most probable one.",
+        "Generate N tokens after each prompt, with the cache of a decoder file. Each token is the most probable one."
+        " With a tokenizer, an answer ends at a token that ends a text.",
         metavar="N",
         minimum=1,
     )
     prompts: Sequence[str] = option_field(
         (),
         "--prompt",
-        "Text to continue. A tokenizer must be in the folder of FILE, or in --tokenizer. Repeatable.",
+        "Text to continue. A tokenizer must be in the folder of FILE, or in --tokenizer. transformers loads it."
+        " Repeatable.",
         metavar="TEXT",
         type=list[str] | None,
     )

@@ -33,7 +33,8 @@ def _describe_tokens(done: Inference) -> list[str]:
     """Return one line of token ids for each prompt, and its text if there is a tokenizer."""
     lines = []
     for place, row in enumerate(done.arrays[TOKENS]):
-        lines.append(f"  prompt {place + 1}: {','.join(map(str, row.tolist()))}")
+        tokens = row[: done.lengths[place]].tolist()
+        lines.append(f"  prompt {place + 1}: {','.join(map(str, tokens))}")
         if done.texts:
             lines.append(f"  prompt {place + 1}: {done.texts[place]!r}")
     return lines

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ...errors import InputError, RuntimeUnavailable
+from ...errors import InputError
 from ...inputs.token_prompts import USUAL_LENGTH, PromptBatch, draw_prompts, pad_left, read_prompts
 from ...runtimes.cached_decoder import LOGITS, CachedDecoder, find_decoder_ports, generate_greedily
 from ...runtimes.trt_runner import is_engine
 from ...storage.npz_files import read_npz
 from ...types import Array, PathLike
-from .run_options import RunCall, TokenOptions
+from .prompt_tokenizer import PromptTokenizer
+from .run_options import RunCall
 
 if TYPE_CHECKING:
     from ...runtimes.live_runner import LiveRunner
 
 # Name of the only output of a run that generates.
 TOKENS = "tokens"
-# Files of which a tokenizer's folder has at least one.
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,18 @@ class GeneratedTokens:
     """Tokens after each prompt.
 
     Attributes:
-        tokens: int64 [prompts, count].
+        tokens: int64 [prompts, length]. Rows that end early are padded on the right.
+        lengths: number of tokens of each prompt before the padding.
         texts: the tokens of each prompt as text; () without a tokenizer.
+        load_seconds: time to load the tokenizer.
     """
 
     prompts: PromptBatch
     tokens: Array
+    lengths: tuple[int, ...]
     texts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    load_seconds: float = 0.0
 
 
 def require_token_options(call: RunCall) -> None:
@@ -94,12 +97,16 @@ def generate_tokens(runner: LiveRunner, source: PathLike, call: RunCall, count: 
     """
     label = os.path.basename(source)
     ports = find_decoder_ports(label, runner.inputs, [spec.name for spec in runner.outputs])
-    tokenizer: Any = None
+    tokenizer = None
+    text_end = None
     notes = []
+    start = time.perf_counter()
     if call.prompts or call.tokenizer is not None:
-        tokenizer = _load_tokenizer(source, call)
-    if call.prompts:
-        prompts = pad_left("the prompts", [tokenizer(text)["input_ids"] for text in call.prompts])
+        tokenizer = PromptTokenizer(Path(source).parent if call.tokenizer is None else Path(call.tokenizer))
+        text_end = tokenizer.read_text_end()
+    load_seconds = time.perf_counter() - start
+    if call.prompts and tokenizer is not None:
+        prompts = pad_left("the prompts", [tokenizer.encode(text) for text in call.prompts])
     elif call.prompt_ids:
         prompts = pad_left("the prompts", [_parse_ids(given) for given in call.prompt_ids])
     elif call.inputs is not None:
@@ -108,12 +115,15 @@ def generate_tokens(runner: LiveRunner, source: PathLike, call: RunCall, count: 
         vocabulary = _vocabulary_size(runner)
         prompts = draw_prompts(vocabulary, USUAL_LENGTH, call.seed)
         notes.append(f"no prompt was passed: a {prompts.name} is continued")
-    tokens = generate_greedily(CachedDecoder(runner.infer, ports), prompts, count)
-    if tokenizer is None:
-        texts = ()
-    else:
-        texts = tuple(tokenizer.decode(row.tolist()) for row in tokens)
-    return GeneratedTokens(prompts, tokens, texts, tuple(notes))
+    rows = generate_greedily(CachedDecoder(runner.infer, ports), prompts, count, text_end)
+    tokens = np.full((len(rows), max(map(len, rows))), text_end.padding if text_end else 0, np.int64)
+    texts = []
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = row
+        if tokenizer is not None:
+            read = prompts.ids[place][prompts.mask[place] != 0]
+            texts.append(tokenizer.decode_answer(read.tolist(), row.tolist()))
+    return GeneratedTokens(prompts, tokens, tuple(map(len, rows)), tuple(texts), tuple(notes), load_seconds)
 
 
 def _read_given_prompts(inputs: PathLike | Mapping[str, Any]) -> PromptBatch:
@@ -147,32 +157,3 @@ def _vocabulary_size(runner: LiveRunner) -> int:
     if not isinstance(size, int):
         raise InputError("the file does not state the number of its tokens; pass --prompt-ids or --prompt")
     return size
-
-
-def _load_tokenizer(source: PathLike, call: TokenOptions) -> Any:
-    """Load the tokenizer of the folder that the user names, or of the file's folder. Code of the folder is not run.
-
-    Raises:
-        InputError: the folder has no tokenizer, or the tokenizer can't be loaded.
-        RuntimeUnavailable: transformers is not installed.
-    """
-    folder = Path(source).parent if call.tokenizer is None else Path(call.tokenizer)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise InputError(
-            f"the folder {str(folder)!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}), which --prompt needs; pass"
-            " its folder with --tokenizer, or pass --prompt-ids"
-        )
-    if importlib.util.find_spec("transformers") is None:
-        raise RuntimeUnavailable(
-            "the tokenizer needs transformers, which is not installed: pip install transformers, or pass --prompt-ids"
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # The errors of transformers share no base class.
-        raise InputError(
-            f"the tokenizer in {str(folder)!r} can't be loaded: {type(error).__name__}:"
-            f" {' '.join(str(error).split()):.200}; pass --prompt-ids"
-        ) from error
