@@ -68,6 +68,7 @@ LIBRARIES = {
     "torch.utils.flop_counter": "takes 0.2 s more, and is for bench alone",
     "onnxruntime.transformers.float16": "for half precision alone",
     "ml_dtypes": "brings numpy, for which the help of the command line must not wait",
+    "onnx_ir": "takes 0.4 s, of which the most is sympy",
     "polygraphy": "drives TensorRT or TensorRT-RTX: which, its first import settles",
     "rich": "takes 0.07 s of each start of the command line",
     "importlib.metadata": "takes 0.02 s of each start of the command line",
