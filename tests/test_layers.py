@@ -40,6 +40,9 @@ LATE = {
     "normdeploy.fleet.stored_reports": "onnx",
     "normdeploy.fleet.cached_call": "onnx",
     "normdeploy.runtimes.trt_runner": "numpy",
+    # pytest starts without them
+    "normdeploy.testing.assertions": "onnx",
+    "normdeploy.testing.session_report": "ctypes",
     "normdeploy.findings.console_tables": "rich",
     "normdeploy.findings.norm_tables": "rich",
     "normdeploy.findings.quantization_tables": "rich",
