@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # of onnxruntime, where a script imports it before normdeploy (docs/reference/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish fleet-kills test-matrix huggingface genai quantization install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish test-pytest fleet-kills test-matrix huggingface genai quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -92,6 +92,10 @@ $(PUBLISH)/.installed: $(STAMP) tests/fleet/publish-requirements.txt
 # bundles of a fleet in a registry and in MLflow, whose servers are started for it; a minute or two
 test-publish: $(PUBLISH)/.installed
 	OMP_NUM_THREADS=1 $(PUBLISH)/bin/python -m pytest -m "publish or not publish" tests/fleet/test_publishing.py
+
+# the plugin for pytest in a project of its own, also with pytest 8, which pip fetches for it; two minutes
+test-pytest: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "pytest8 or not pytest8" tests/testing/test_plugin_environments.py
 
 # 200 kills of what runs a fleet, at random moments; half an hour
 fleet-kills: $(CLUSTERS)/.installed

@@ -139,7 +139,8 @@ class _ReportWriter:
         for file in self._files:
             try:
                 write_session_report(file, self._verdicts)
-                self._lines.append(f"{len(self._verdicts)} verdicts in {file}")
+                count = len(self._verdicts)
+                self._lines.append(f"{count} verdict{'' if count == 1 else 's'} in {file}")
             except NormdeployError as error:
                 self._lines.append(f"no report was written: {error}")
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
