@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from normdeploy.errors import InputError
 from normdeploy.loading import from_module
@@ -73,3 +76,12 @@ class SmallFirst(nn.Module):
 def test_a_minimum_that_another_argument_is_at_size_1_is_not_decided() -> None:
     with pytest.raises(InputError, match=r"the model needs min\(1 \+ n"):
         from_module(SmallFirst().eval(), inputs=["x[n=1:8:64,4]"])
+
+
+def test_two_traces_at_the_same_time_restore_torch() -> None:
+    before = (ShapeEnv._evaluate_expr, ShapeEnv._log_guard)
+    with ThreadPoolExecutor(4) as pool:
+        modules = [nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval() for _ in range(4)]
+        models = list(pool.map(lambda module: from_module(module, inputs=["x[n,4]"]), modules))
+    assert [model.named_dims["n"].min for model in models] == [1] * 4
+    assert (ShapeEnv._evaluate_expr, ShapeEnv._log_guard) == before
