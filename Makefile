@@ -95,7 +95,7 @@ test-publish: $(PUBLISH)/.installed
 
 # the plugin for pytest in a project of its own, also with pytest 8, which pip fetches for it; two minutes
 test-pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "pytest8 or not pytest8" tests/testing/test_plugin_environments.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "pytest8 or not pytest8" tests/testing/test_pytest_plugin_environments.py
 
 # 200 kills of what runs a fleet, at random moments; half an hour
 fleet-kills: $(CLUSTERS)/.installed

@@ -1,7 +1,7 @@
 """The plugin in sessions of pytest: fixture, marker, JUnit properties and report, and the price of a session without
 parity tests.
 
-``tests/testing/test_plugin_environments.py`` installs the plugin by pip. Here it is named by ``-p``.
+``tests/testing/test_pytest_plugin_environments.py`` installs the plugin by pip. Here it is named by ``-p``.
 """
 
 from __future__ import annotations
