@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # of onnxruntime, where a script imports it before normdeploy (docs/reference/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish test-hosts fleet-kills test-matrix huggingface genai quantization install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish test-hosts test-pytest fleet-kills test-matrix huggingface genai quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -104,6 +104,10 @@ $(HOSTS)/.installed: $(STAMP) tests/passes/requirements.txt
 # norms of models in onnxsim's simplification and in Olive's workflows; half a minute
 test-hosts: $(HOSTS)/.installed
 	OMP_NUM_THREADS=1 $(HOSTS)/bin/python -m pytest -m "hosts or not hosts" tests/passes
+
+# the plugin for pytest in a project of its own, also with pytest 8, which pip fetches for it; two minutes
+test-pytest: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "pytest8 or not pytest8" tests/testing/test_pytest_plugin_environments.py
 
 # 200 kills of what runs a fleet, at random moments; half an hour
 fleet-kills: $(CLUSTERS)/.installed

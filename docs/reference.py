@@ -12,11 +12,13 @@ import html
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import typer.cli
 from typer.testing import CliRunner
 
 import normdeploy
+from normdeploy import testing
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 
@@ -45,13 +47,14 @@ def page() -> str:
     verbs = (
         re.sub(r"^(#+ )", r"#\1", html.unescape(told.output), flags=re.MULTILINE).replace("\\[", "[").replace("$ ", "")
     )
-    functions = [_function(name) for name in normdeploy.__all__ if name != "__version__"]
+    functions = [_function(normdeploy, name) for name in normdeploy.__all__ if name != "__version__"]
+    functions += [_function(testing, name) for name in testing.__all__]
     return "\n".join([_HEAD, verbs.strip() + "\n", "## From Python\n", *functions])
 
 
-def _function(name: str) -> str:
+def _function(module: ModuleType, name: str) -> str:
     """Return a function's signature, one parameter per line, and its docstring, exactly as in the code."""
-    function = getattr(normdeploy, name)
+    function = getattr(module, name)
     signature = inspect.signature(function)
     lines: list[str] = []
     for parameter in signature.parameters.values():
@@ -62,7 +65,7 @@ def _function(name: str) -> str:
         lines.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
     arguments = "".join(f"    {line},\n" for line in lines)
     return (
-        f"### normdeploy.{name}\n\n```text\n{name}(\n{arguments}) ->"
+        f"### {module.__name__}.{name}\n\n```text\n{name}(\n{arguments}) ->"
         f" {signature.return_annotation}\n\n{inspect.getdoc(function)}\n```\n"
     )
 

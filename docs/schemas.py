@@ -208,7 +208,40 @@ class Package(TypedDict):
     files: dict[str, _File]
 
 
-DOCUMENTS: dict[str, type] = {"report": Report, "check": Check, "recheck": Recheck, "package": Package}
+class _TestVerdict(TypedDict):
+    test: str
+    assertion: Literal["assert_parity", "assert_norms_fused", "assert_no_regression"]
+    ok: bool
+    text: str
+    file: str
+    output: str
+    runtime: str
+    case: str
+    error: float | None
+    allowed: float | None
+    details: list[str]
+    culprit: str
+    seconds: float
+    versions: dict[str, str]
+
+
+class Tests(TypedDict):
+    """Output of `pytest --normdeploy-report`; `normdeploy/testing/session_report.py` describes the keys."""
+
+    schema: Literal["normdeploy/tests/1"]
+    normdeploy: str
+    ok: bool
+    environment: dict[str, str]
+    verdicts: list[_TestVerdict]
+
+
+DOCUMENTS: dict[str, type] = {
+    "report": Report,
+    "check": Check,
+    "recheck": Recheck,
+    "package": Package,
+    "tests": Tests,
+}
 """The schema's file -> what the document holds."""
 # Class → keys that are written in addition to its fields, with their types.
 _ADDED: dict[type, dict[str, Any]] = {

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 LIBRARIES = (
@@ -35,18 +36,28 @@ def describe_environment() -> dict[str, str]:
     Returns:
         key -> version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
     """
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    versions = library_versions(LIBRARIES)
+    return versions | {"python": platform.python_version(), "system": system, "cpu": _cpu_name()} | _gpu_names()
+
+
+def library_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Read the versions of installed libraries without importing the libraries.
+
+    Returns:
+        library -> version; libraries that are not installed are left out.
+    """
     # The command line imports this module at its start. Importing importlib.metadata at the top of the file would make
     # the start 10 % slower.
     import importlib.metadata
 
     versions = {}
-    for library in LIBRARIES:
+    for library in libraries:
         try:
             versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return versions | {"python": platform.python_version(), "system": system, "cpu": _cpu_name()} | _gpu_names()
+    return versions
 
 
 def source_date_epoch() -> int | None:

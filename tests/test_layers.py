@@ -43,6 +43,9 @@ LATE = {
     "normdeploy.fleet.stored_reports": "onnx",
     "normdeploy.fleet.cached_call": "onnx",
     "normdeploy.runtimes.trt_runner": "numpy",
+    # pytest starts without them
+    "normdeploy.testing.assertions": "onnx",
+    "normdeploy.testing.session_report": "ctypes",
     "normdeploy.findings.console_tables": "rich",
     "normdeploy.findings.norm_tables": "rich",
     "normdeploy.findings.quantization_tables": "rich",
@@ -71,6 +74,7 @@ LIBRARIES = {
     "torch.utils.flop_counter": "takes 0.2 s more, and is for bench alone",
     "onnxruntime.transformers.float16": "for half precision alone",
     "ml_dtypes": "brings numpy, for which the help of the command line must not wait",
+    "onnx_ir": "takes 0.4 s, of which the most is sympy",
     "polygraphy": "drives TensorRT or TensorRT-RTX: which, its first import settles",
     "rich": "takes 0.07 s of each start of the command line",
     "importlib.metadata": "takes 0.02 s of each start of the command line",

@@ -36,6 +36,8 @@ __all__ = [
     "iter_tensors",
     "load_onnx",
     "normalize_model",
+    "parse_onnx",
+    "read_external_weights",
     "replace_atomically",
     "save_onnx",
     "write_bytes",
@@ -236,40 +238,130 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
             f"{source.name} has {size} bytes, but an ONNX file has at most {PROTOBUF_LIMIT}; larger models keep "
             "their weights in external data"
         )
-    proto = onnx.ModelProto()
     try:
         content = source.read_bytes()
-        if content.startswith(LFS_POINTER):
-            raise GraphError(
-                f"{source.name} is a Git LFS pointer, not the file itself: fetch the file with `git lfs pull`"
-            )
-        proto.ParseFromString(content)
     except OSError as error:
         raise GraphError(f"can't read {str(source)!r}: {error.strerror}") from error
-    except DecodeError as error:
-        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or is truncated: {error}") from error
-    if not proto.HasField("graph") or not proto.opset_import:
-        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it contains no graph or no opset")
-    require_wellformed(proto, list(iter_bodies(proto)), iter_tensors(proto))
-    require_model(proto, source.name)
-    proto = open_unknown_sizes(proto)
-    outside = [t for t in iter_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
-    try:
-        places = [_locate_external_data(t, source.parent) for t in outside]
-    except GraphError as error:
-        # Several files may be open, so the message names the file that failed.
-        raise GraphError(f"{source.name}: {error}") from error
-    _require_backing_files(source.name, places)
+    proto, outside = _parse_checked(content, source.name)
+    del content
+    places = _locate_weights(outside, source.parent, source.name)
     moved = sort_nodes(proto)
     readable = _copy_for_checker(proto, moved)
-    try:
-        # The checker accepts a model of more than 2 GB only by its path.
-        onnx.checker.check_model(str(source) if readable is None else readable)
-    except (onnx.checker.ValidationError, ValueError) as error:
+    # The checker accepts a model of more than 2 GB only by its path.
+    _run_checker(str(source) if readable is None else readable, source.name)
+    _read_weights(outside, places, largest)
+    if has_sparse(proto):
+        densify_model(proto)
+    return proto
+
+
+def parse_onnx(content: bytes, name: str = "the model") -> onnx.ModelProto:
+    """Parse and check the bytes of an ONNX file, as `load_onnx` does for a file.
+
+    Args:
+        name: name of the model for errors.
+
+    Returns:
+        the model.
+
+    Raises:
+        GraphError: the bytes are not ONNX, break the specification, or hold a compiled model; or a weight is in
+            external data, whose folder the bytes do not record.
+    """
+    if len(content) > PROTOBUF_LIMIT:
         raise GraphError(
-            f"{source.name} violates the ONNX specification: {_flatten_checker_message(str(error))}"
-        ) from error
-    for tensor, (file, offset, length) in zip(outside, places, strict=True):
+            f"{name} has {len(content)} bytes, but an ONNX model in bytes has at most {PROTOBUF_LIMIT}; write it to a"
+            " file with external data, and pass the path"
+        )
+    proto, outside = _parse_checked(content, name)
+    if outside:
+        raise GraphError(
+            f"the weight {outside[0].name!r} of {name} is in external data, whose folder the bytes do not record; pass"
+            " the path of the file"
+        )
+    moved = sort_nodes(proto)
+    readable = _copy_for_checker(proto, moved)
+    _run_checker(content if readable is None else readable, name)
+    if has_sparse(proto):
+        densify_model(proto)
+    return proto
+
+
+def _parse_checked(content: bytes, name: str) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """Parse the bytes of an ONNX file, and check the parts that ONNX's checker and runtimes do not check.
+
+    Returns:
+        the model without unknown sizes, and its external tensors.
+
+    Raises:
+        GraphError: the bytes are not an ONNX file, or the model is malformed.
+    """
+    if content.startswith(LFS_POINTER):
+        raise GraphError(f"{name} is a Git LFS pointer, not the file itself: fetch the file with `git lfs pull`")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError as error:
+        raise GraphError(f"{name} ({len(content)} bytes) is not an ONNX file, or is truncated: {error}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise GraphError(f"{name} ({len(content)} bytes) is not an ONNX file: it contains no graph or no opset")
+    require_wellformed(proto, list(iter_bodies(proto)), iter_tensors(proto))
+    require_model(proto, name)
+    proto = open_unknown_sizes(proto)
+    return proto, [t for t in iter_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+
+
+def _run_checker(model: onnx.ModelProto | bytes | str, name: str) -> None:
+    """Run ONNX's checker on a model, its bytes or its path.
+
+    Raises:
+        GraphError: the model violates the specification.
+    """
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise GraphError(f"{name} violates the ONNX specification: {_flatten_checker_message(str(error))}") from error
+
+
+def read_external_weights(tensors: Sequence[onnx.TensorProto], folder: Path, name: str) -> None:
+    """Read external weights from ``folder`` into ``tensors`` in place, with the checks of `load_onnx`.
+
+    Args:
+        name: name of the model for errors.
+
+    Raises:
+        GraphError: external data is missing, too short or outside the folder.
+    """
+    _read_weights(tensors, _locate_weights(tensors, folder, name), None)
+
+
+def _locate_weights(tensors: Sequence[onnx.TensorProto], folder: Path, name: str) -> list[tuple[Path, int, int]]:
+    """Locate external weights, and check their files.
+
+    Returns:
+        (file, offset, length) of each weight.
+
+    Raises:
+        GraphError: as for `_locate_external_data` and `_require_backing_files`.
+    """
+    try:
+        places = [_locate_external_data(t, folder) for t in tensors]
+    except GraphError as error:
+        # Several files may be open, so the message names the file that failed.
+        raise GraphError(f"{name}: {error}") from error
+    _require_backing_files(name, places)
+    return places
+
+
+def _read_weights(
+    tensors: Sequence[onnx.TensorProto], places: Sequence[tuple[Path, int, int]], largest: int | None
+) -> None:
+    """Read external weights of at most ``largest`` bytes into ``tensors`` in place. None reads all weights.
+
+    Raises:
+        GraphError: a file can't be read.
+    """
+    for tensor, (file, offset, length) in zip(tensors, places, strict=True):
         if largest is not None and length > largest:
             continue
         try:
@@ -281,9 +373,6 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
             raise GraphError(f"{message}: {_describe_read_error(error)}") from error
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
-    if has_sparse(proto):
-        densify_model(proto)
-    return proto
 
 
 def _describe_read_error(error: Exception) -> str:

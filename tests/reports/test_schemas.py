@@ -20,6 +20,7 @@ from docs.schemas import DOCUMENTS, FOLDER, schemas
 from normdeploy.cli.app import app
 from normdeploy.reports import report
 from normdeploy.runtimes.trt_runner import describe_missing_runtime
+from normdeploy.testing import session_report
 from normdeploy.verbs.check import check_function
 from normdeploy.verbs.package import evidence_bundle
 from normdeploy.verbs.recheck import recheck_function
@@ -161,4 +162,8 @@ def test_schemas_are_schemas() -> None:
 
 def test_names_are_those_that_the_code_writes() -> None:
     named = [typing.get_args(typing.get_type_hints(document)["schema"])[0] for document in DOCUMENTS.values()]
-    assert named == [report.SCHEMA, check_function.SCHEMA, recheck_function.SCHEMA, evidence_bundle.SCHEMA]
+    schemas_of_code = [
+        *(report.SCHEMA, check_function.SCHEMA, recheck_function.SCHEMA),
+        *(evidence_bundle.SCHEMA, session_report.SCHEMA),
+    ]
+    assert named == schemas_of_code

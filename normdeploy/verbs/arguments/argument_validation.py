@@ -3,7 +3,7 @@
 ``take_fields_as_arguments`` turns a function into a verb. Every verb then accepts:
 
 - a single value where it takes a sequence, such as ``dims="batch=1:8:64"``;
-- a result, or an ONNX model in memory, where it takes a file;
+- a result, or an ONNX model in memory (`normdeploy.storage.memory_models`), where it takes a file;
 - every common name of a dtype.
 """
 
@@ -25,19 +25,21 @@ from ...errors import InputError, NormdeployError
 from ...option_values import CALIBRATORS, FUSES, LIBRARIES, OPSETS, PROVIDERS, QUANTIZE, RUNTIMES
 from ...other_words import COMMON_ARGUMENTS, ArgumentWord, translate_arguments
 from ...storage.file_replacement import resolve_writable_path
+from ...storage.memory_models import is_memory_model
 from ...storage.onnx_files import save_onnx
 from ...types import PathLike
 from ...verb_options import LoadKeywords
-from .export_result import ExportResult, as_sequence, resolve_onnx
+from .export_result import ExportResult, as_sequence, resolve_onnx, resolve_result
 
 # torch takes seconds to import.
 if TYPE_CHECKING:
+    import onnx_ir
     import torch
 
     Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
-Onnx: TypeAlias = PathLike | ModelProto | ExportResult
-"""ONNX file, model in memory with its weights, or export result."""
+Onnx: TypeAlias = "PathLike | ModelProto | onnx_ir.Model | torch.onnx.ONNXProgram | bytes | ExportResult"
+"""ONNX file, model in memory with its weights (`normdeploy.storage.memory_models`), or export result."""
 
 
 _LEAST = {
@@ -106,11 +108,13 @@ def take_fields_as_arguments(
                 given["loading"] = loading
                 _fill_in_from_result(given, onnx)
                 given |= given.pop("loading")
-            elif "source" in given:
-                given["source"] = resolve_onnx(given["source"])
+                if "source" in given:
+                    given["source"] = resolve_onnx(given["source"])
+            elif "source" in given and onnx != "source":
+                given["source"] = resolve_result(given["source"])
             with ExitStack() as stack:
                 if onnx in given:
-                    given[onnx] = _write_to_disk(given[onnx], stack)
+                    given[onnx] = write_to_disk(given[onnx], stack)
                 return function(cast("Any", call)(**given))
 
         returned = inspect.signature(function).return_annotation
@@ -231,7 +235,7 @@ def require_writable_output(output: PathLike, source: object) -> None:
         )
 
 
-def _write_to_disk(value: Any, stack: ExitStack) -> Any:
+def write_to_disk(value: Any, stack: ExitStack) -> Any:
     """Write models in memory to a temporary folder.
 
     ``stack`` deletes the folder when it closes.
@@ -240,18 +244,20 @@ def _write_to_disk(value: Any, stack: ExitStack) -> Any:
         value: a file, result or model, or several.
 
     Returns:
-        the path of each model; paths are returned unchanged.
+        the path of each model; other values are returned unchanged.
+
+    Raises:
+        GraphError: as for ``resolve_onnx``.
     """
 
     def path_of(item: Any) -> Any:
         item = resolve_onnx(item)
-        # The class name is compared, because isinstance would need an import of onnx.
-        if type(item).__name__ != "ModelProto":
+        if not isinstance(item, ModelProto):
             return item
         folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         save_onnx(item, Path(folder) / "model.onnx")
         return Path(folder) / "model.onnx"
 
-    if isinstance(value, Iterable) and not isinstance(value, str):
+    if isinstance(value, Iterable) and not isinstance(value, str) and not is_memory_model(value):
         return [path_of(item) for item in value]
     return path_of(value)

@@ -15,6 +15,7 @@ from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Summary
 from ...findings.rendering import Renderable, make_printable
+from ...storage.memory_models import convert_like, is_memory_model, to_model_proto
 from ...storage.onnx_files import load_onnx
 
 if TYPE_CHECKING:
@@ -83,6 +84,21 @@ class ExportResult(Renderable):
             )
         return load_onnx(self.path)
 
+    @property
+    def model(self) -> Any:
+        """Return the model in the class of the ONNX model that was optimized.
+
+        Returns:
+            an ``onnx_ir.Model``, torch's ``ONNXProgram`` or bytes, if such an object was passed to ``optimize``;
+            otherwise the onnx.ModelProto ``proto``.
+
+        Raises:
+            GraphError: as for ``proto``; or bytes are wanted, and the model has more than 2 GB.
+        """
+        if self.origin is None:
+            return self.proto
+        return convert_like(self.proto, self.origin.source)
+
     def show(self, console: Console) -> None:
         from ...findings.console_tables import print_notes
         from ...findings.norm_tables import show_norms
@@ -105,7 +121,7 @@ def _file_state(path: Path | None) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def resolve_onnx(value: Any) -> Any:
+def resolve_result(value: Any) -> Any:
     """Replace a result by its ONNX file, or by its model if no file was written.
 
     Returns:
@@ -116,6 +132,21 @@ def resolve_onnx(value: Any) -> Any:
     if value.path is None:
         return value.proto
     return value.path
+
+
+def resolve_onnx(value: Any) -> Any:
+    """Replace a result as `resolve_result` does, and convert an ONNX model in memory to a protobuf.
+
+    Returns:
+        a path or a ModelProto; a value that is neither a result nor an ONNX model in memory is returned unchanged.
+
+    Raises:
+        GraphError: as for `normdeploy.storage.memory_models.to_model_proto`.
+    """
+    value = resolve_result(value)
+    if is_memory_model(value):
+        return to_model_proto(value)
+    return value
 
 
 def as_sequence(value: Any) -> Sequence[Any]:

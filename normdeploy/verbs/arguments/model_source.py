@@ -17,6 +17,7 @@ from ...inputs.file_inputs import describe_file_inputs
 from ...model import LoadedModel
 from ...storage import record_signing
 from ...storage.export_record import CODE, DATA, raw_record, read_record
+from ...storage.memory_models import is_memory_model, to_model_proto
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...storage.shared_weights import Weights
 from ...storage.weight_serialization import share_large_weights
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...model import LoadedModel
-    from .argument_validation import Example
+    from .argument_validation import Example, Onnx
     from .export_result import ExportResult
 
     Source = str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | ExportResult
@@ -156,7 +157,7 @@ def _require_inputs(proto: onnx.ModelProto, label: str, loading: LoadKeywords) -
 
 
 def open_onnx_source(
-    source: Source | onnx.ModelProto,
+    source: Source | Onnx,
     args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -170,17 +171,17 @@ def open_onnx_source(
         (model, its large weights, True if the source was already ONNX). If the source was not ONNX, the model is an
         export without any rewrite, and the caller must still rewrite it.
     """
-    if isinstance(source, onnx.ModelProto):
-        source = normalize_model(source)
-        _require_inputs(source, source.graph.name or "the model", loading)
-        return *share_large_weights(source), True
+    if is_memory_model(source):
+        proto = normalize_model(to_model_proto(source))
+        _require_inputs(proto, proto.graph.name or "the model", loading)
+        return *share_large_weights(proto), True
     if isinstance(source, str | os.PathLike) and is_onnx_file(source):
         proto = load_onnx(source)
         _require_inputs(proto, os.path.basename(source), loading)
         return *share_large_weights(proto), True
     from ...exporting.exporter import export_without_weights
 
-    model = load_source(source, args, kwargs, loading, shared=True)
+    model = load_source(cast("Source", source), args, kwargs, loading, shared=True)
     return *export_without_weights(model, custom_translation_table=custom_translation_table, progress=progress), False
 
 

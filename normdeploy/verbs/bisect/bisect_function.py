@@ -28,7 +28,7 @@ def bisect(call: BisectCall) -> Bisection:
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
         engines: engines that are also compared. Only their outputs are compared.
-        source: the reference: a model as for ``verify``, or a correct ONNX file, onnx.ModelProto or session.
+        source: the reference: a model as for ``verify``, or a correct ONNX file, model in memory or session.
         args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
             dataset, labels, map, runners, progress, and the loading options: as for ``verify``.
         onnx_path: the file. It can be omitted if ``source`` is a result of ``export``.

@@ -12,8 +12,6 @@ from ...verb_options import LoadingOptions, RunnersOption, option_field
 from ..verify.verify_options import ComparisonOptions
 
 if TYPE_CHECKING:
-    import onnx
-
     from ..arguments.argument_validation import Example, Onnx
     from ..arguments.model_source import Source
 
@@ -47,7 +45,7 @@ class BisectOptions(RunnersOption, ComparisonOptions, FilesOptions):
 class BisectCall(BisectOptions, LoadingOptions):
     """Arguments of a call of ``bisect``."""
 
-    source: Source | onnx.ModelProto | Any
+    source: Source | Onnx | Any
     onnx_path: Onnx = ""
     args: Example = ()
     kwargs: Mapping[str, Any] | None = None

@@ -17,7 +17,7 @@ def inspect(call: InspectCall) -> Summary:
     The report also says how each runtime would run the result. Nothing is changed or written.
 
     Args:
-        source: an ONNX file or model, or a source as for ``export``.
+        source: an ONNX file, a model in memory as for ``optimize``, or a source as for ``export``.
         args, kwargs, runtime, fuse, custom_translation_table, progress, and the loading options: as for ``export``.
         explain: name of a tensor, a node or a module. The result's ``explanations`` then say why the nodes of the
             norm at this name would be fused or not.

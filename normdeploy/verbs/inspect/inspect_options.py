@@ -11,9 +11,7 @@ from ...types import Progress
 from ...verb_options import LoadingOptions, option_field
 
 if TYPE_CHECKING:
-    import onnx
-
-    from ..arguments.argument_validation import Example
+    from ..arguments.argument_validation import Example, Onnx
     from ..arguments.model_source import Source
 
 
@@ -49,7 +47,7 @@ class InspectOptions:
 class InspectCall(InspectOptions, LoadingOptions):
     """Arguments of a call of ``inspect``."""
 
-    source: Source | onnx.ModelProto
+    source: Source | Onnx
     args: Example = ()
     kwargs: Mapping[str, Any] | None = None
     _: KW_ONLY

@@ -22,6 +22,7 @@ from ...rewriting import int32_codes
 from ...runtimes import ort_loadability
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code, update_record
+from ...storage.memory_models import is_memory_model, to_model_proto
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
@@ -61,8 +62,8 @@ class OptimizeCall(OptimizeOptions, CertificateOption):
         Returns:
             The model with its weights.
         """
-        if isinstance(self.source, onnx.ModelProto):
-            return normalize_model(self.source)
+        if is_memory_model(self.source):
+            return normalize_model(to_model_proto(self.source))
         return load_onnx(cast("PathLike", self.source))
 
     def error_label(self, proto: onnx.ModelProto) -> str:
@@ -81,8 +82,10 @@ def optimize(call: OptimizeCall) -> ExportResult:
     """Fuse and fold the normalizations of an ONNX model from any exporter, and clean up the rest.
 
     Args:
-        source: a file, a model with its weights loaded, or a result of ``export``; it is not changed.
-        output: path of the result; None returns the model in memory only.
+        source: a file, a model in memory with its weights loaded (onnx.ModelProto, ``onnx_ir.Model``, torch's
+            ``ONNXProgram``, or bytes), or a result of ``export``; it is not changed.
+        output: path of the result; None returns the model in memory only: ``model`` of the result has the class of
+            ``source``.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "tensorrt" or "tensorrt-rtx".
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
@@ -272,7 +275,7 @@ def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequenc
         return ()
 
 
-def _find_vouched_modules(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
+def _find_vouched_modules(proto: onnx.ModelProto, source: Onnx) -> dict[str, str] | None:
     """Find the Python modules that the file's signature covers.
 
     Returns:
@@ -286,5 +289,5 @@ def _find_vouched_modules(proto: onnx.ModelProto, source: PathLike | onnx.ModelP
         # A record that can't be read runs no code.
         return None
     return record_signing.find_signed_modules(
-        raw_record(proto), None if isinstance(source, onnx.ModelProto) else source
+        raw_record(proto), source if isinstance(source, str | os.PathLike) else None
     )[0]

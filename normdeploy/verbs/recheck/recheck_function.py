@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from ...runtimes.runtime_cache import default_cache_path
 from ...storage.file_hash import hash_file
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike, Progress
+from ..arguments.argument_validation import write_to_disk
 from ..inspect.norm_census import take_census
 from ..package.bundle_signing import list_signers, require_signed
 from ..package.bundle_text import REPOSITORY
@@ -41,6 +43,7 @@ from .config_checks import check_configs
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..arguments.argument_validation import Onnx
     from ..package.sample_judgement import Judgement
 
 SCHEMA = "normdeploy/recheck/1"
@@ -104,7 +107,7 @@ class Recheck(Renderable):
 
 
 def recheck(
-    folder: PathLike, *, onnx: PathLike | None = None, trust: Sequence[PathLike] = (), progress: Progress | None = None
+    folder: PathLike, *, onnx: Onnx | None = None, trust: Sequence[PathLike] = (), progress: Progress | None = None
 ) -> Recheck:
     """Compare a bundle with its manifest, and run its samples again in every installed runtime.
 
@@ -113,7 +116,7 @@ def recheck(
     the engine contains: recheck only bundles of people that you trust if they contain engines.
 
     Args:
-        onnx: a newer ONNX file of the same model; it runs instead of the bundle's ONNX file.
+        onnx: a newer ONNX file, or a model in memory, of the same model; it runs instead of the bundle's ONNX file.
         trust: PEM files of public keys. Nothing runs unless the bundle is unchanged since it was signed with one of
             these keys.
         progress: called with (stage, done, total).
@@ -127,6 +130,13 @@ def recheck(
         EvidenceError: ``trust`` is set, and none of the keys has signed the bundle, or the bundle has changed since.
         RuntimeUnavailable: ``trust`` is set, and the library that checks signatures is missing.
     """
+    with ExitStack() as stack:
+        return _recheck_bundle(folder, write_to_disk(onnx, stack), trust, progress)
+
+
+def _recheck_bundle(
+    folder: PathLike, onnx: PathLike | None, trust: Sequence[PathLike], progress: Progress | None
+) -> Recheck:
     start = time.perf_counter()
     keys = load_public_keys(trust)
     bundle = open_bundle(folder)

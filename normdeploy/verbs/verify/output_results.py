@@ -86,7 +86,8 @@ class OutputResult(ShortRepr):
     @property
     def error_text(self) -> str:
         """Return the absolute error for a table. It belongs to the same element as ``allowed_text``."""
-        if tolerance := self.decisive_tolerance:
+        # A verdict that fails is false, so the comparison with None is needed.
+        if (tolerance := self.decisive_tolerance) is not None:
             return f"{tolerance.measured:.2e}"
         return f"{self.max_abs_error:.2e}"
 
@@ -97,7 +98,8 @@ class OutputResult(ShortRepr):
         Returns:
             the bound of a given tolerance; "by metric" if only metrics decided; otherwise the default rule's bound.
         """
-        if tolerance := self.decisive_tolerance:
+        # A verdict that fails is false, so the comparison with None is needed.
+        if (tolerance := self.decisive_tolerance) is not None:
             return f"{tolerance.wanted:.2e}"
         if self.rules and all(rule.kind != TOLERANCE for rule in self.rules):
             return "by metric"

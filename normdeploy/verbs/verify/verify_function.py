@@ -32,8 +32,8 @@ def verify(call: VerifyCall) -> Comparison:
     Args:
         source: the model file or folder, a live module, or an exported program. For a result of ``export``, the file of
             the result is the first of the compared files, and the exported model is the reference, with its arguments
-            and options. An ONNX file, an onnx.ModelProto with its weights, or an onnxruntime.InferenceSession can also
-            be the reference; it is evaluated in float64 (``inputs`` and ``dims`` give its sizes).
+            and options. An ONNX file, a model in memory as for ``optimize``, or an onnxruntime.InferenceSession can
+            also be the reference; it is evaluated in float64 (``inputs`` and ``dims`` give its sizes).
         files: outputs of ``export``, ``optimize`` and ``build``, distinguished by content, and models in memory.
             Engines run only on a machine with a GPU.
         args, kwargs: example arguments of a live module.

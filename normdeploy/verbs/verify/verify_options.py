@@ -11,8 +11,6 @@ from ...types import PathLike, Progress
 from ...verb_options import LoadingOptions, RunnersOption, option_field
 
 if TYPE_CHECKING:
-    import onnx
-
     from ...compare.policy import Thresholds, Tolerances
     from ...inputs.input_cases import Inputs
     from ..arguments.argument_validation import Example, Onnx
@@ -170,7 +168,7 @@ class StrictOption:
 class VerifyCall(VerifyOptions, LoadingOptions):
     """Arguments of ``verify``."""
 
-    source: Source | onnx.ModelProto | Any
+    source: Source | Onnx | Any
     files: Onnx | Sequence[Onnx] = ()
     args: Example = ()
     kwargs: Mapping[str, Any] | None = None
