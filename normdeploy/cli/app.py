@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, escape_lines
-from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, signals, verify
+from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, prove, recheck, run, signals, verify
 from .stored import add_store_option
 from .supervised import supervise_in_child
 from .verbose import add_common_options
@@ -89,6 +89,7 @@ app.command(cls=_VerbCommand)(add_store_option(add_common_options(verify.verify)
 app.command(cls=_VerbCommand)(add_common_options(bisect.bisect))
 app.command(cls=_VerbCommand)(add_common_options(inspect.inspect))
 app.command(cls=_VerbCommand)(add_store_option(add_common_options(optimize.optimize)))
+app.command(cls=_VerbCommand)(add_common_options(prove.prove))
 app.command(cls=_VerbCommand)(add_common_options(run.run))
 app.command(cls=_VerbCommand)(add_common_options(check.check))
 app.command(cls=_VerbCommand)(add_common_options(bench.bench))

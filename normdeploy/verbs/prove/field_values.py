@@ -1,0 +1,361 @@
+"""Define the values of a field evaluation.
+
+A value is known in one of three ways: as numbers (``stored``), as residues at random points (``residues``), or only by
+its term (``digest``). Equal digests mean equal terms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from .residues import BITS, PRIME_BITS, Array, RandomFunctions, Residues
+
+EXACT_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+class Sign(IntEnum):
+    """Knowledge about the sign of all elements at every real input."""
+
+    UNKNOWN = 0
+    NOT_NEGATIVE = 1
+    POSITIVE = 2
+
+
+class NotEvaluated(Exception):
+    """Raised if the field can't evaluate a node. The node then counts as an unknown function of its inputs."""
+
+
+@dataclass(frozen=True)
+class Degree:
+    """Bound of the degree and height of a value as a quotient of polynomials.
+
+    All elements of a value have the common divisor ∏ Tᵉ over ``poles``: T is the product of all elements of a tensor
+    of divisors, and e its exponent. The numerator's degree is at most ``excess`` plus that of this divisor.
+
+    Attributes:
+        excess: degree of the numerator beyond that of the divisor.
+        height: bits of the coefficients.
+        poles: exponent of each tensor of divisors, by its key.
+    """
+
+    excess: int = 0
+    height: int = 0
+    poles: Mapping[bytes, int] = field(default_factory=dict)
+
+    def times(self, other: Degree) -> Degree:
+        """Return the bound of a product."""
+        poles = dict(self.poles)
+        for key, exponent in other.poles.items():
+            poles[key] = poles.get(key, 0) + exponent
+        return Degree(self.excess + other.excess, self.height + other.height, poles)
+
+    def plus(self, other: Degree, terms: int = 2) -> Degree:
+        """Return the bound of a sum of ``terms`` terms."""
+        poles = dict(self.poles)
+        for key, exponent in other.poles.items():
+            poles[key] = max(poles.get(key, 0), exponent)
+        height = max(self.height, other.height) + terms.bit_length()
+        return Degree(max(self.excess, other.excess), height, poles)
+
+
+_CONSTANT = Degree(0, 64)
+_FRESH = Degree(1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Approx:
+    """Numbers of a constant that was computed from constants.
+
+    Attributes:
+        numbers: float64.
+        magnitude: sum of the magnitudes of the terms of each number, which bounds the effect of a rounding.
+        roundings: number of roundings of a computation in floats, of which each changes a number by up to half an ulp
+            of its magnitude.
+    """
+
+    numbers: Array
+    magnitude: Array
+    roundings: float
+
+    def moved(self, function: Callable[[Array], Array]) -> Approx:
+        """Move the elements."""
+        return Approx(function(self.numbers), function(self.magnitude), self.roundings)
+
+
+@dataclass(eq=False)
+class Value:
+    """Value of one tensor.
+
+    Attributes:
+        shape: its shape; None if it is unknown.
+        kind: "f" for floats, "i" for integers, "b" for booleans, "o" for all else.
+        stored: the numbers, if they are constants or follow from sizes.
+        residues: int64 with shape (primes, *shape); None if they are not computed.
+        approx: numbers of a constant that was computed from constants.
+        special: the value may be infinite or NaN, and each such number is an unknown residue.
+    """
+
+    shape: tuple[int, ...] | None
+    kind: str
+    stored: Array | None = None
+    residues: Array | None = None
+    digest: bytes = b""
+    approx: Approx | None = None
+    degree: Degree = _FRESH
+    sign: Sign = Sign.UNKNOWN
+    special: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Return True if numbers or residues are known."""
+        return self.stored is not None or self.residues is not None
+
+    @property
+    def is_constant(self) -> bool:
+        """Return True if the value does not depend on inputs."""
+        return self.stored is not None or self.approx is not None
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Return the shape.
+
+        Raises:
+            NotEvaluated: it is unknown.
+        """
+        if self.shape is None:
+            raise NotEvaluated("the shape of an input is unknown")
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        """Return the number of axes."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return int(np.prod(self.dims, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Arguments at which a side is not defined everywhere, as hashes of their residues.
+
+    Attributes:
+        found: kind of argument ("divisor", "root", "logarithm", ...) → the hashes.
+    """
+
+    found: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, kind: str, keys: Array) -> None:
+        """Record the keys of all elements of an argument."""
+        self.found.setdefault(kind, set()).update(np.unique(keys[0]).tolist())
+
+
+class Field:
+    """Random point of the proof: primes, unknown functions and counts of the error probability.
+
+    Attributes:
+        arithmetic: arithmetic modulo the primes.
+        unknown: unknown functions.
+        facts: arguments at which the side under evaluation is not defined everywhere.
+        poles: key of a tensor of divisors → the degree and the height of the product of its elements.
+    """
+
+    def __init__(self, primes: tuple[int, ...], seed: int) -> None:
+        self.arithmetic = Residues(primes)
+        self.unknown = RandomFunctions(self.arithmetic, seed)
+        self.facts = Facts()
+        self.poles: dict[bytes, tuple[int, int]] = {}
+        # Elements to which unknown functions were applied
+        self._applied = 0
+        self._degree = 1
+        self._height = 64
+
+    # ------------------------------------------------------------ error probability
+
+    def note_degree(self, *degrees: Degree) -> None:
+        """Record the degrees of values that are compared, or that unknown functions read."""
+        for degree in degrees:
+            total = degree.excess
+            height = degree.height
+            for key, exponent in degree.poles.items():
+                total += exponent * self.poles[key][0]
+                height += exponent * self.poles[key][1]
+            self._degree = max(self._degree, total)
+            self._height = max(self._height, height)
+
+    def note_applied(self, count: int) -> None:
+        """Record the number of elements to which an unknown function was applied."""
+        self._applied += count
+
+    @property
+    def security_bits(self) -> int:
+        """Return b: two different terms of all pairs agree with a probability of at most 2^-b."""
+        pairs = 2 * max(self._applied, 2).bit_length()
+        # Two quotients are compared by cross-multiplication.
+        point = 2 * self._degree / 2 ** (BITS - 1)
+        prime = 2 * self._height / (BITS - 1) / 2**PRIME_BITS
+        chance = point + prime
+        if chance >= 1:
+            return 0
+        return int(-np.log2(chance) * len(self.arithmetic.primes)) - pairs
+
+    # ------------------------------------------------------------ values
+
+    def constant(self, array: Array) -> Value:
+        """Make the value of stored numbers.
+
+        Raises:
+            NotEvaluated: the numbers have a type without exact arithmetic, such as strings or float8.
+        """
+        if array.dtype.kind in "iu":
+            return Value(array.shape, "i", stored=array, degree=_CONSTANT, sign=_sign_of(array))
+        if array.dtype.kind == "b":
+            return Value(array.shape, "b", stored=array, degree=_CONSTANT, sign=Sign.NOT_NEGATIVE)
+        if array.dtype.name not in EXACT_FLOATS:
+            raise NotEvaluated(f"constants of type {array.dtype.name}")
+        if array.dtype.name in ("float16", "bfloat16"):
+            array = array.astype(np.float32)
+        special = not bool(np.isfinite(array).all())
+        height = 64
+        if array.size and not special:
+            exponents = np.frexp(array.astype(np.float64))[1]
+            height = 53 + int(np.abs(exponents).max())
+        return Value(array.shape, "f", stored=array, degree=Degree(0, height), sign=_sign_of(array), special=special)
+
+    def residues(self, x: Value) -> Array:
+        """Compute the residues of a value.
+
+        Raises:
+            NotEvaluated: only its term is known.
+        """
+        if x.residues is not None:
+            return x.residues
+        if x.stored is None:
+            raise NotEvaluated("an input is known only by its term")
+        made = self._residues_of_numbers(x.stored)
+        # Large weights are converted again whenever they are read.
+        if x.stored.size < 2**18:
+            x.residues = made
+        return made
+
+    def residues_modulo(self, x: Value, j: int) -> Array:
+        """Compute the residues of a value modulo the prime at ``j``."""
+        if x.residues is None and x.stored is not None and x.stored.dtype == np.float32 and not x.special:
+            return self.arithmetic.floats_modulo(x.stored, j)
+        return self.residues(x)[j]
+
+    def _residues_of_numbers(self, array: Array) -> Array:
+        if array.dtype.kind in "iub":
+            return self.arithmetic.from_integers(array)
+        finite = np.isfinite(array)
+        if finite.all():
+            return self.arithmetic.from_floats(array)
+        made = self.arithmetic.from_floats(np.where(finite, array, 0))
+        for name, places in (("inf", array == np.inf), ("-inf", array == -np.inf), ("nan", np.isnan(array))):
+            made[:, places] = self.unknown.fill(name, ()).reshape(-1, 1)
+        return made
+
+    def digest(self, x: Value) -> bytes:
+        """Compute the digest of the value's term. Values with equal residues have equal digests."""
+        if not x.digest:
+            hashed = hashlib.blake2b(repr((x.shape, x.kind == "o")).encode(), digest_size=16)
+            if x.residues is None and x.stored is not None:
+                for j in range(len(self.arithmetic.primes)):
+                    hashed.update(np.ascontiguousarray(self.residues_modulo(x, j).astype(np.uint32)))
+            else:
+                for row in self.residues(x):
+                    hashed.update(np.ascontiguousarray(row.astype(np.uint32)))
+            x.digest = hashed.digest()
+        return x.digest
+
+    def approx(self, x: Value) -> Approx | None:
+        """Return the float64 numbers of a constant; None if the value depends on inputs."""
+        if x.stored is not None:
+            numbers = x.stored.astype(np.float64)
+            return Approx(numbers, np.abs(numbers), 0)
+        return x.approx
+
+    def free(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
+        """Make a value of independent variables, or of the unknown results of one function."""
+        self.note_applied(int(np.prod(shape, dtype=np.int64)))
+        return Value(shape, kind, residues=self.unknown.fill(name, shape))
+
+    def made(
+        self,
+        residues: Array,
+        degree: Degree,
+        *,
+        kind: str = "f",
+        approx: Approx | None = None,
+        sign: Sign = Sign.UNKNOWN,
+        special: bool = False,
+    ) -> Value:
+        """Make a computed value. The sign of a constant is read from its numbers."""
+        if approx is not None:
+            if not np.isfinite(approx.numbers).all():
+                raise NotEvaluated("a constant that is not finite")
+            if _sign_of(approx.numbers) is Sign.POSITIVE:
+                sign = Sign.POSITIVE
+        return Value(residues.shape[1:], kind, None, residues, b"", approx, degree, sign, special)
+
+    def unknown_function(
+        self, name: str, arguments: list[Value], *, approx: Approx | None = None, symmetric: bool = False, kind: str = "f"
+    ) -> Value:
+        """Apply an unknown function element by element.
+
+        Args:
+            symmetric: the order of the arguments does not matter.
+        """
+        if symmetric:
+            keys = sum(self.unknown.keys(name, self.residues(x)) for x in self.align(arguments))
+        else:
+            keys = self.unknown.keys(name, *(self.residues(x) for x in self.align(arguments)))
+        return self.from_keys(name, keys, arguments, approx=approx, kind=kind)
+
+    def from_keys(
+        self, name: str, keys: Any, arguments: Iterable[Value], *, approx: Approx | None = None, kind: str = "f"
+    ) -> Value:
+        """Make the results of an unknown function from the keys of its arguments."""
+        self.note_degree(*(x.degree for x in arguments))
+        made = self.unknown.from_keys(keys)
+        self.note_applied(made[0].size)
+        return self.made(made, _FRESH, approx=approx, kind=kind)
+
+    def align(self, values: list[Value]) -> list[Value]:
+        """Add leading axes so that residues of all values have one rank."""
+        rank = max(x.rank for x in values)
+        aligned = []
+        for x in values:
+            if x.rank == rank:
+                aligned.append(x)
+                continue
+            shape = (1,) * (rank - x.rank) + x.dims
+            a = self.residues(x)
+            aligned.append(Value(shape, x.kind, residues=a.reshape(a.shape[0], *shape), degree=x.degree, sign=x.sign))
+        return aligned
+
+    def require_nonzero(self, x: Value, kind: str = "divisor") -> None:
+        """Record that a side is defined only where ``x`` is not zero, or not negative for a root."""
+        known = x.sign is Sign.POSITIVE or (kind == "root" and x.sign is Sign.NOT_NEGATIVE)
+        if not known:
+            self.facts.add(kind, self.unknown.keys(f"fact {kind}", self.residues(x)))
+
+
+def _sign_of(array: Array) -> Sign:
+    if array.size == 0 or array.dtype.kind == "b":
+        return Sign.NOT_NEGATIVE
+    least = array.min()
+    if not least >= 0:
+        return Sign.UNKNOWN
+    # The margin covers the rounding of computed constants.
+    if least > 1e-9 * float(array.max()):
+        return Sign.POSITIVE
+    return Sign.NOT_NEGATIVE if least >= 0 else Sign.UNKNOWN
