@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...graphs.symbolic_sizes import Size
 from .field_ops import Call
 from .field_run import RANDOM, ConcreteGraph, Trace, evaluate_graph
 from .field_values import Field, Value
@@ -20,6 +21,9 @@ from .folded_constants import RoundedConstant, fold_neighbors, match_constants
 from .proof_result import Place
 from .residues import draw_primes
 
+# Number of points of an open size at first, and at most
+_POINTS = 4
+_MOST_POINTS = 24
 # Number of primes at first, and at most
 _PRIMES = 8
 _MOST_PRIMES = 24
@@ -61,6 +65,16 @@ class Comparison:
     def different_outputs(self) -> list[str]:
         """List the outputs whose terms differ, by their names in the first file."""
         return [one.name for one, other in self.outputs if self.digest(0, one.name) != self.digest(1, other.name)]
+
+    def note_outputs(self) -> None:
+        """Record the degrees of the outputs."""
+        for one, other in self.outputs:
+            self.point.note_compared(self.traces[0].values[one.name], self.traces[1].values[other.name])
+
+    @property
+    def has_enough_points(self) -> bool:
+        """Return True if open sizes have as many points as the few-points lemma requires."""
+        return self.point.required_points <= self.point.open_points
 
     @property
     def is_defined_alike(self) -> bool:
@@ -172,41 +186,50 @@ def _distance(one: Value, other: Value) -> float:
     return float(np.abs(a - b).max(initial=0.0))
 
 
-def compare_files(pair: FilePair, sizes: Mapping[str, int], seed: int | None = None) -> Comparison:
+def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Comparison:
     """Compare two files at a random point.
 
     If their outputs differ, constants that one file may have computed from the other file's constants are replaced by
     their exact values.
 
     Args:
-        sizes: sizes of the open dims.
-        seed: makes the random point reproducible; None draws it from the system's generator.
+        sizes: sizes of the open dims. None leaves them open: then the comparison holds for all sizes.
 
     Returns:
         the comparison.
     """
-    count = _PRIMES
-    rng = random.Random(random.SystemRandom().getrandbits(128) if seed is None else seed)
-    shapes = pair.shapes_at(sizes)
-    graphs = tuple(
-        file.at_sizes({ports[k].name: shape for ports, shape in zip(pair.inputs, shapes, strict=True)})
+    rng = random.Random(random.SystemRandom().getrandbits(128))
+    fixed = {name: Size.from_int(n) for name, n in (sizes or {}).items()}
+    shapes = [tuple(size.substitute(fixed) for size in shape) for shape in pair.shapes]
+    first, second = (
+        file.with_shapes({ports[k].name: shape for ports, shape in zip(pair.inputs, shapes, strict=True)})
         for k, file in enumerate((pair.first, pair.second))
     )
+    primes = _PRIMES
+    points = _POINTS
     while True:
-        point = Field(draw_primes(count, rng), rng.getrandbits(128))
-        values = [point.free(f"input {i}", shape, _kind(p[0])) for i, (p, shape) in enumerate(zip(pair.inputs, shapes))]
-        inputs = tuple(
+        point = Field(draw_primes(primes, rng), rng.getrandbits(128), points)
+        values = [
+            point.free(f"input {i}", shape, _kind(ports[0]))
+            for i, (ports, shape) in enumerate(zip(pair.inputs, shapes, strict=True))
+        ]
+        mine, theirs = (
             {ports[k].name: value for ports, value in zip(pair.inputs, values, strict=True)} for k in (0, 1)
         )
-        compared = Comparison(point, graphs, inputs, pair.outputs)  # type: ignore[arg-type]
+        compared = Comparison(point, (first, second), (mine, theirs), pair.outputs)
         compared.run(0)
         compared.run(1)
         if compared.different_outputs():
             _replace_rounded_constants(compared)
-        missing = PROMISED_BITS - point.security_bits
-        if missing <= 0 or compared.different_outputs() or count >= _MOST_PRIMES:
+        if compared.different_outputs():
             return compared
-        count = min(2 * count, _MOST_PRIMES)
+        compared.note_outputs()
+        if point.required_points > points and points < _MOST_POINTS:
+            points = point.required_points
+        elif point.security_bits < PROMISED_BITS and primes < _MOST_PRIMES:
+            primes = min(2 * primes, _MOST_PRIMES)
+        else:
+            return compared
 
 
 def _replace_rounded_constants(compared: Comparison) -> None:

@@ -17,8 +17,21 @@ from typing import Any
 import numpy as np
 
 from ...evaluate import evaluator
-from ...evaluate.evaluator_core import UnsupportedOp, decode_text, integers_from, optional_input
-from .field_values import Approx, Degree, Field, NotEvaluated, Sign, Value
+from ...evaluate.evaluator_core import UnsupportedOp, decode_text
+from ...graphs.symbolic_sizes import Size, product_of_sizes
+from .field_values import (
+    Approx,
+    Axis,
+    Degree,
+    Field,
+    NotEvaluated,
+    Sign,
+    Value,
+    axis_of_length,
+    closed_if_static,
+    is_open_axis,
+    joint_axes,
+)
 from .residues import Array, matmul_modulo
 
 Attrs = Mapping[str, Any]
@@ -123,6 +136,7 @@ class Call:
             approx=self.approx_of(np.add, x, y, linear=True),
             sign=sign,
             special=x.special or y.special,
+            axes=joint_axes([x, y]),
         )
 
     def subtract(self, x: Value, y: Value) -> Value:
@@ -136,7 +150,9 @@ class Call:
             total = self.approx_of(np.add, x, y, linear=True)
             assert total is not None
             approx = Approx(approx.numbers, total.magnitude, total.roundings)
-        return field.made(made, x.degree.plus(y.degree), kind=_joint_kind(x, y), approx=approx)
+        return field.made(
+            made, x.degree.plus(y.degree), kind=_joint_kind(x, y), approx=approx, axes=joint_axes([x, y])
+        )
 
     def multiply(self, x: Value, y: Value) -> Value:
         """Multiply."""
@@ -153,6 +169,7 @@ class Call:
             kind=_joint_kind(x, y),
             approx=self.approx_of(np.multiply, x, y, linear=True),
             sign=sign,
+            axes=joint_axes([x, y]),
         )
 
     def inverse(self, x: Value) -> Value:
@@ -165,6 +182,11 @@ class Call:
         _refuse_special(x)
         field = self.field
         approx = self.approx_of(lambda v: 1.0 / v, x)
+        if any(x.degree.sums.values()):
+            # A quotient of sums over an open size is no polynomial in the weights, so 1/x is an unknown function.
+            made = field.unknown_function("1/x", [x])
+            made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.UNKNOWN
+            return made
         try:
             made = field.arithmetic.inverse(field.residues(x))
         except ZeroDivisionError:
@@ -172,7 +194,8 @@ class Call:
         degree = x.degree
         if approx is None:
             degree = self._degree_of_inverse(x)
-        return field.made(made, degree, approx=approx, sign=Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.UNKNOWN)
+        sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.UNKNOWN
+        return field.made(made, degree, approx=approx, sign=sign, axes=x.axes)
 
     def _degree_of_inverse(self, x: Value) -> Degree:
         """Make all elements of ``x`` a new common divisor."""
@@ -185,7 +208,8 @@ class Call:
             own += exponent * field.poles[key][0]
             height += exponent * field.poles[key][1]
         key = field.digest(x)
-        field.poles[key] = (x.size * inner, x.size * height)
+        count = math.prod(x.points)
+        field.poles[key] = (count * inner, count * height)
         return Degree(own, height, {key: 1})
 
     def divide(self, x: Value, y: Value) -> Value:
@@ -220,23 +244,45 @@ class Call:
         return made
 
     def sum(self, x: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
-        """Add along axes."""
+        """Add along axes. The points of an open size have weights that add up to the size."""
         _refuse_special(x)
         field = self.field
         places = tuple(axes)
-        terms = math.prod(x.dims[i] for i in places)
+        terms = math.prod(x.points[i] for i in places)
         if not terms:
             raise NotEvaluated("a sum of no elements")
-        made = field.arithmetic.sum(field.residues(x), places, keepdims=keepdims)
+        residues = field.residues(x)
+        degree = x.degree
+        for i in places:
+            if is_open_axis(x.factors[i]):
+                residues = field.arithmetic.multiply(residues, _along_axis(field.weights(x.factors[i]), i, x.rank))
+                degree = degree.summed(size for size in x.factors[i] if size.constant_value is None)
+        made = field.arithmetic.sum(residues, places, keepdims=keepdims)
         approx = self.approx_of(
-            lambda v: np.add.reduce(v, axis=places, keepdims=keepdims), x, linear=True, terms=terms
+            lambda v: np.add.reduce(v, axis=places, keepdims=keepdims), x, linear=True, terms=_expected_roundings(terms)
         )
-        return field.made(made, x.degree.plus(x.degree, terms), kind=_joint_kind(x), approx=approx, sign=x.sign)
+        left: list[Axis] = [() if i in places else axis for i, axis in enumerate(x.factors)]
+        if not keepdims:
+            left = [axis for i, axis in enumerate(x.factors) if i not in places]
+        return field.made(
+            made,
+            degree.plus(degree, terms),
+            kind=_joint_kind(x),
+            approx=approx,
+            sign=x.sign,
+            axes=closed_if_static(left) if x.is_open else None,
+        )
 
     def mean(self, x: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
         """Compute the mean along axes."""
         total = self.sum(x, axes, keepdims=keepdims)
-        return self.divide(total, self.number(float(math.prod(x.dims[i] for i in axes))))
+        for i in axes:
+            for size in x.factors[i]:
+                if size.constant_value is None:
+                    total = self.divide(total, self.field.size_value(size))
+                else:
+                    total = self.divide(total, self.number(float(size.constant_value)))
+        return total
 
     def power(self, x: Value, exponent: float) -> Value:
         """Compute x to the power of a constant."""
@@ -261,7 +307,7 @@ class Call:
             sign = max(sign, Sign.NOT_NEGATIVE)
         made = field.arithmetic.power(field.residues(base), count)
         approx = self.approx_of(lambda v: np.power(v, exponent), x)
-        return field.made(made, degree, kind=x.kind, approx=approx, sign=sign)
+        return field.made(made, degree, kind=x.kind, approx=approx, sign=sign, axes=x.axes)
 
     def unary(self, name: str, x: Value, sign: Sign = Sign.UNKNOWN) -> Value:
         """Apply an unknown function of one number."""
@@ -289,12 +335,15 @@ class Call:
 
     # ------------------------------------------------------------ moves
 
-    def gather_places(self, x: Value, places: Array) -> Value:
+    def gather_places(self, x: Value, places: Array, axes: tuple[Axis, ...] | None = None) -> Value:
         """Move elements.
 
         Args:
             places: for each element of the result, 1 + its index in the flattened ``x``, or 0 for the number 0.
+            axes: axes of the result if ``x`` has open axes. The move must be the same for every element of these axes.
         """
+        if x.is_open and axes is None:
+            raise NotEvaluated("the op is not supported for open sizes")
         filled = not places.all()
         sign = x.sign
         if filled:
@@ -304,35 +353,70 @@ class Call:
             made = self.field.constant(flat[places])
             return replace(made, kind=x.kind)
         a = self.field.residues(x).reshape(len(self.field.arithmetic.primes), -1)
-        moved = a[:, np.maximum(places - 1, 0)] if x.size else np.zeros((a.shape[0], *places.shape), np.int64)
+        moved = a[:, np.maximum(places - 1, 0)] if a.shape[1] else np.zeros((a.shape[0], *places.shape), np.int64)
         if filled:
             moved[:, places == 0] = 0
         approx = None
         if x.approx is not None:
             approx = x.approx.moved(lambda v: np.concatenate([np.zeros(1), v.reshape(-1)])[places])
-        return Value(places.shape, x.kind, None, moved, b"", approx, x.degree, sign, x.special)
+        return Value(places.shape, x.kind, None, moved, b"", approx, x.degree, sign, x.special, axes)
 
-    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+    def reshape(self, x: Value, shape: Sequence[int | Size]) -> Value:
         """Reshape without a move."""
+        if x.is_open or any(not isinstance(n, int) for n in shape):
+            return self._regroup(x, [Size.from_int(n) for n in shape])
+        whole = tuple(n for n in shape if isinstance(n, int))
         if x.stored is not None:
-            return replace(x, stored=x.stored.reshape(shape), shape=tuple(shape), residues=None, digest=b"")
+            return replace(x, stored=x.stored.reshape(whole), shape=whole, residues=None, digest=b"")
         a = self.field.residues(x)
-        approx = None if x.approx is None else x.approx.moved(lambda v: v.reshape(shape))
-        return replace(x, residues=a.reshape(a.shape[0], *shape), shape=tuple(shape), approx=approx, digest=b"")
+        approx = None if x.approx is None else x.approx.moved(lambda v: v.reshape(whole))
+        return replace(x, residues=a.reshape(a.shape[0], *whole), shape=whole, approx=approx, digest=b"")
+
+    def _regroup(self, x: Value, sizes: Sequence[Size]) -> Value:
+        """Reshape a value with open axes: consecutive factors become new axes."""
+        left = [size for axis in x.factors for size in axis]
+        axes = [_take_factors(left, size) for size in sizes]
+        if left:
+            raise NotEvaluated("Reshape to a shape that does not fit")
+        a = self.field.residues(x)
+        points = tuple(map(self.field.axis_points, axes))
+        return replace(
+            x,
+            stored=None,
+            residues=a.reshape(a.shape[0], *points),
+            shape=points,
+            approx=None,
+            digest=b"",
+            axes=closed_if_static(axes),
+        )
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Permute axes."""
-        shape = tuple(x.dims[i] for i in perm)
+        shape = tuple(x.points[i] for i in perm)
         if x.stored is not None:
             return replace(x, stored=x.stored.transpose(perm), shape=shape, residues=None, digest=b"")
         a = self.field.residues(x).transpose(0, *(i + 1 for i in perm))
         approx = None if x.approx is None else x.approx.moved(lambda v: v.transpose(perm))
-        return replace(x, residues=a, shape=shape, approx=approx, digest=b"")
+        axes = None if x.axes is None else tuple(x.axes[i] for i in perm)
+        return replace(x, residues=a, shape=shape, approx=approx, digest=b"", axes=axes)
 
-    def expand(self, x: Value, shape: Sequence[int]) -> Value:
+    def expand(self, x: Value, shape: Sequence[int | Size]) -> Value:
         """Broadcast to ``shape``."""
-        places = np.arange(1, x.size + 1).reshape(x.dims)
-        return self.gather_places(x, np.broadcast_to(places, np.broadcast_shapes(x.dims, tuple(shape))))
+        if not x.is_open and all(isinstance(n, int) for n in shape):
+            whole = tuple(n for n in shape if isinstance(n, int))
+            places = np.arange(1, x.size + 1).reshape(x.dims)
+            return self.gather_places(x, np.broadcast_to(places, np.broadcast_shapes(x.dims, whole)))
+        target = [self.field.axis_of_size(Size.from_int(n)) for n in shape]
+        rank = max(len(target), x.rank)
+        like = Value(
+            tuple(map(self.field.axis_points, target)), x.kind, axes=closed_if_static(target) if target else None
+        )
+        axes = joint_axes([x, like])
+        assert axes is None or len(axes) == rank
+        points = np.broadcast_shapes(x.points, like.points)
+        a = self.field.residues(self.field.align([x, replace(like, residues=np.zeros((1, *like.points), np.int64))])[0])
+        wide = np.broadcast_to(a, (a.shape[0], *points))
+        return replace(x, stored=None, residues=wide, shape=points, approx=None, digest=b"", axes=axes)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Concatenate along an axis."""
@@ -341,6 +425,9 @@ class Call:
             return replace(made, kind=_joint_kind(*values))
         rank = values[0].rank
         axis %= rank
+        axes = None
+        if any(x.is_open for x in values):
+            axes = _joined_axes(values, axis)
         joined = np.concatenate([self.field.residues(x) for x in values], axis + 1)
         known = [x for x in map(self.field.approx, values) if x is not None]
         approx = None
@@ -355,7 +442,7 @@ class Call:
             degree = degree.plus(x.degree)
         sign = min(x.sign for x in values)
         special = any(x.special for x in values)
-        return Value(joined.shape[1:], _joint_kind(*values), None, joined, b"", approx, degree, sign, special)
+        return Value(joined.shape[1:], _joint_kind(*values), None, joined, b"", approx, degree, sign, special, axes)
 
     def matmul(self, x: Value, y: Value) -> Value:
         """Multiply matrices as numpy's matmul does."""
@@ -363,20 +450,113 @@ class Call:
         field = self.field
         if x.rank < 1 or y.rank < 1:
             raise NotEvaluated("MatMul of a scalar")
-        left = x if x.rank > 1 else self.reshape(x, (1, *x.dims))
-        right = y if y.rank > 1 else self.reshape(y, (*y.dims, 1))
+        left = x if x.rank > 1 else self.reshape(x, (1, *x.sizes))
+        right = y if y.rank > 1 else self.reshape(y, (*y.sizes, 1))
+        inner = left.factors[-1]
+        if inner != right.factors[-2]:
+            raise NotEvaluated("sizes that may differ")
+        degree = x.degree.times(y.degree)
+        if is_open_axis(inner):
+            weighted = field.arithmetic.multiply(
+                field.residues(left), _along_axis(field.weights(inner), left.rank - 1, left.rank)
+            )
+            left = replace(left, stored=None, residues=weighted, digest=b"")
+            degree = degree.summed(size for size in inner if size.constant_value is None)
         made = np.stack(
             [
                 matmul_modulo(field.residues_modulo(left, j), field.residues_modulo(right, j), p)
                 for j, p in enumerate(field.arithmetic.primes)
             ]
         )
+        axes = None
+        if x.is_open or y.is_open:
+            axes = _matmul_axes(left, right)
+        terms = left.points[-1]
+        approx = self.approx_of(np.matmul, left, right, linear=True, terms=_expected_roundings(terms))
+        product = field.made(made, degree.plus(degree, terms), approx=approx, axes=axes)
         if x.rank == 1:
-            made = made[..., 0, :]
+            product = self._drop_axis(product, product.rank - 2)
         if y.rank == 1:
-            made = made[..., 0]
-        product = x.degree.times(y.degree)
-        return field.made(made, product.plus(product, x.dims[-1]), approx=self.approx_of(np.matmul, x, y, linear=True, terms=x.dims[-1]))
+            product = self._drop_axis(product, product.rank - 1)
+        return product
+
+    def _drop_axis(self, x: Value, axis: int) -> Value:
+        return self.reshape(x, [_plain(n) for i, n in enumerate(x.sizes) if i != axis])
+
+
+def _plain(size: Size) -> int | Size:
+    """Convert a fixed size to an integer."""
+    return size if size.constant_value is None else size.constant_value
+
+
+def _expected_roundings(terms: int) -> float:
+    """Estimate how many half ulps of the total magnitude the rounding errors of a sum add up to.
+
+    Rounding errors have random signs, so their sum grows with the root of their number (Higham and Mary, 2019).
+    """
+    return 2 * math.sqrt(terms)
+
+
+def _along_axis(weights: Array, axis: int, rank: int) -> Array:
+    """Shape weights so that they broadcast along one axis."""
+    shape = [weights.shape[0]] + [1] * rank
+    shape[axis + 1] = weights.shape[1]
+    return weights.reshape(shape)
+
+
+def _take_factors(left: list[Size], size: Size) -> Axis:
+    """Take factors from the front of ``left`` whose product is ``size``.
+
+    Raises:
+        NotEvaluated: there are no such factors.
+    """
+    taken: list[Size] = []
+    need = size
+    while need != 1:
+        if not left:
+            raise NotEvaluated("Reshape to a shape that does not fit")
+        first = left[0]
+        rest = need.divide_exactly(first)
+        if rest is not None:
+            taken.append(left.pop(0))
+            need = rest
+            continue
+        whole, part = first.constant_value, need.constant_value
+        if whole is None or part is None or whole % part:
+            raise NotEvaluated("Reshape that cuts an open size")
+        # A fixed factor is cut in two.
+        taken.append(need)
+        left[0] = Size.from_int(whole // part)
+        need = Size.from_int(1)
+    return tuple(taken)
+
+
+def _joined_axes(values: Sequence[Value], axis: int) -> tuple[Axis, ...] | None:
+    """Return the axes of a Concat along a fixed axis.
+
+    Raises:
+        NotEvaluated: the joined axis is open, or other axes differ.
+    """
+    first = values[0].factors
+    total = 0
+    for x in values:
+        if x.rank != len(first) or is_open_axis(x.factors[axis]):
+            raise NotEvaluated("Concat along an open size")
+        if any(a != b for i, (a, b) in enumerate(zip(first, x.factors, strict=True)) if i != axis):
+            raise NotEvaluated("sizes that may differ")
+        total += x.points[axis]
+    return closed_if_static(axis_of_length(total) if i == axis else a for i, a in enumerate(first))
+
+
+def _matmul_axes(left: Value, right: Value) -> tuple[Axis, ...] | None:
+    rows, columns = left.factors[-2], right.factors[-1]
+    stacks = [Value(v.points[:-2], v.kind, axes=closed_if_static(v.factors[:-2])) for v in (left, right)]
+    rank = max(len(left.points), len(right.points)) - 2
+    joined = joint_axes(stacks)
+    if joined is None:
+        joined = tuple(map(axis_of_length, np.broadcast_shapes(left.points[:-2], right.points[:-2])))
+    assert len(joined) == rank
+    return closed_if_static((*joined, rows, columns))
 
 
 def _joint_kind(*values: Value) -> str:
@@ -439,9 +619,8 @@ def _pow(call: Call) -> Value:
     exponent = call.data(1)
     known = exponent.stored
     if known is not None and known.size and (known == known.reshape(-1)[0]).all() and x.kind == "f":
-        shape = np.broadcast_shapes(x.dims, exponent.dims)
         try:
-            return call.expand(call.power(x, float(known.reshape(-1)[0])), shape)
+            return call.expand(call.power(x, float(known.reshape(-1)[0])), exponent.dims)
         except NotEvaluated:
             pass
     if x.kind != "f":
@@ -555,13 +734,20 @@ def _where(call: Call) -> Value:
     """Compute c·x + (1 − c)·y. An equality that holds for every number c also holds for 0 and 1."""
     condition, x, y = call.data(0), call.data(1), call.data(2)
     field = call.field
-    if condition.stored is not None:
+    if condition.stored is not None and condition.stored.dtype.kind == "b" and not (x.is_open or y.is_open):
         return _where_stored(call, condition.stored, x, y)
     c, a, b = (field.residues(v) for v in field.align([condition, x, y]))
     arithmetic = field.arithmetic
     made = arithmetic.add(arithmetic.multiply(c, arithmetic.subtract(a, b)), b)
     degree = condition.degree.times(x.degree.plus(y.degree)).plus(y.degree)
-    return field.made(made, degree, kind=_joint_kind(x, y), sign=min(x.sign, y.sign), special=x.special or y.special)
+    return field.made(
+        made,
+        degree,
+        kind=_joint_kind(x, y),
+        sign=min(x.sign, y.sign),
+        special=x.special or y.special,
+        axes=joint_axes([condition, x, y]),
+    )
 
 
 def _where_stored(call: Call, condition: Array, x: Value, y: Value) -> Value:
@@ -618,6 +804,8 @@ def _cast_to(call: Call, x: Value, to: Any) -> Value:
 def _cast_to_float(call: Call, x: Value, to: int) -> Value:
     if x.stored is None:
         return replace(x, kind="f")
+    if x.stored.dtype == object:
+        return replace(x, stored=None, residues=call.field.residues(x), kind="f", sign=_sign_of_sizes(x.stored))
     if x.stored.dtype.kind in "iub":
         wide = x.stored.astype(np.float64)
         if not np.array_equal(wide.astype(x.stored.dtype), x.stored):
@@ -631,7 +819,15 @@ def _cast_to_float(call: Call, x: Value, to: int) -> Value:
     return x
 
 
+def _sign_of_sizes(array: Array) -> Sign:
+    return Sign.POSITIVE if all(Size.from_int(n).is_positive for n in array.reshape(-1)) else Sign.UNKNOWN
+
+
 def _cast_to_integer(call: Call, x: Value, to: int) -> Value:
+    if x.stored is not None and x.stored.dtype == object:
+        if to not in _WIDE:
+            raise NotEvaluated("Cast of an open size to a narrow type")
+        return x
     if x.stored is not None:
         if x.special or not np.isfinite(x.stored.astype(np.float64)).all():
             raise NotEvaluated("Cast of infinite numbers to integers")
@@ -683,17 +879,81 @@ def _floor(name: str, real: Callable[[Any], Any]) -> Op:
 
 
 def _evaluator_move(call: Call) -> Any:
-    """Move elements as the float64 evaluator moves their indices."""
+    """Move elements as the float64 evaluator moves their indices. Open axes have to stay as they are."""
     x = call.data(0)
     others = [call.numbers(i) for i in range(1, len(call.inputs))]
-    index = np.arange(1, x.size + 1).reshape(x.dims)
+    if x.is_open:
+        others = _require_fixed_axes(call, x, others)
+    index = np.arange(1, math.prod(x.points) + 1).reshape(x.points)
     try:
-        results = evaluator.evaluate_node(
-            call.op, [index, *others], call.attrs, opset=call.opset, outputs=call.outputs
-        )
+        results = evaluator.evaluate_node(call.op, [index, *others], call.attrs, opset=call.opset, outputs=call.outputs)
     except (UnsupportedOp, ValueError, IndexError, TypeError, AssertionError) as error:
         raise NotEvaluated(f"{call.op}: {error}") from error
-    return tuple(call.gather_places(x, r) for r in results if r is not None)
+    return tuple(call.gather_places(x, r, _axes_after_move(call, x, r)) for r in results if r is not None)
+
+
+def _axes_after_move(call: Call, x: Value, moved: Array) -> tuple[Axis, ...] | None:
+    """Return the axes after a move along fixed axes only."""
+    if not x.is_open:
+        return None
+    if call.op == "Gather":
+        axis = call.attrs.get("axis", 0) % x.rank
+        inserted = moved.ndim - x.rank + 1
+        before: list[Axis] = list(x.factors[:axis])
+        between = [axis_of_length(n) for n in moved.shape[axis : axis + inserted]]
+        return closed_if_static([*before, *between, *x.factors[axis + 1 :]])
+    pairs = zip(x.factors, moved.shape, strict=True)
+    return closed_if_static(a if is_open_axis(a) else axis_of_length(n) for a, n in pairs)
+
+
+# End of a Slice that means "to the end of the axis"; exporters write this number or the largest int64
+_END = 2**31 - 1
+
+
+def _require_fixed_axes(call: Call, x: Value, others: list[Any]) -> list[Any]:
+    """Require that a move leaves the open axes alone.
+
+    Returns:
+        the operands, without those that slice a whole open axis.
+
+    Raises:
+        NotEvaluated: the move touches an open axis.
+    """
+    axes: list[int]
+    if call.op in ("Split", "Gather"):
+        axes = [call.attrs.get("axis", 0) % x.rank]
+    elif call.op == "Slice":
+        return _slice_of_fixed_axes(call, x)
+    elif call.op == "Tile":
+        axes = [i for i, n in enumerate(others[0].tolist()) if n != 1]
+    else:
+        axes = list(range(x.rank))
+    if any(is_open_axis(x.factors[i]) for i in axes):
+        raise NotEvaluated(f"{call.op} along an open size")
+    return others
+
+
+def _slice_of_fixed_axes(call: Call, x: Value) -> list[Any]:
+    starts = call.integers(1, "starts") or []
+    axes = call.integers(3, "axes") or list(range(len(starts)))
+    steps = call.integers(4, "steps") or [1] * len(starts)
+    ends = call.optional(2)
+    given: list[Any] = list(call.attrs.get("ends", ()))
+    if ends is not None and ends.stored is not None:
+        given = ends.stored.reshape(-1).tolist()
+    if len(given) != len(starts):
+        raise NotEvaluated("Slice with ends that depend on an input")
+    kept = []
+    for start, end, axis, step in zip(starts, given, axes, steps, strict=True):
+        factors = x.factors[axis % x.rank]
+        if not is_open_axis(factors):
+            kept.append((start, int(end), axis % x.rank, step))
+            continue
+        whole = end == x.sizes[axis % x.rank] or (isinstance(end, int) and end >= _END)
+        if start != 0 or step != 1 or not whole:
+            raise NotEvaluated("Slice along an open size")
+    columns = zip(*kept, strict=True) if kept else ((), (), (), ())
+    return [np.array(column, np.int64) for column in columns]
 
 
 def _reference_move(call: Call) -> Any:
@@ -725,28 +985,55 @@ def _run_reference(call: Call, arrays: Sequence[Any]) -> list[Array]:
         raise NotEvaluated(f"{call.op}: {error}") from error
 
 
+def _sizes_from(call: Call, index: int, name: str) -> list[int | Size] | None:
+    """Read sizes, which may be open, from an input or an attribute."""
+    given = call.numbers(index)
+    if given is None:
+        attribute = call.attrs.get(name)
+        return None if attribute is None else [int(n) for n in attribute]
+    return [_plain(n) if isinstance(n, Size) else int(n) for n in given.reshape(-1).tolist()]
+
+
 def _reshape(call: Call) -> Value:
     x = call.data(0)
-    shape = call.integers(1, "shape")
+    shape = _sizes_from(call, 1, "shape")
     if shape is None:
         raise NotEvaluated("Reshape without a shape")
+    sizes = [_plain(n) for n in x.sizes]
     if not call.attrs.get("allowzero"):
-        shape = [x.dims[i] if n == 0 else n for i, n in enumerate(shape)]
-    if -1 in shape:
-        rest = math.prod(n for n in shape if n != -1)
-        if not rest or x.size % rest:
-            raise NotEvaluated("Reshape to a shape that does not fit")
-        shape = [x.size // rest if n == -1 else n for n in shape]
-    if math.prod(shape) != x.size or min(shape, default=0) < 0:
+        shape = [sizes[i] if n == 0 else n for i, n in enumerate(shape)]
+    gaps = [i for i, n in enumerate(shape) if isinstance(n, int) and n < 0]
+    if len(gaps) > 1 or any(isinstance(n, int) and n < -1 for n in shape):
+        raise NotEvaluated("Reshape to a shape that does not fit")
+    if gaps:
+        shape[gaps[0]] = _missing_size(sizes, [n for i, n in enumerate(shape) if i != gaps[0]])
+    if all(isinstance(n, int) for n in (*shape, *sizes)) and math.prod(map(int, shape)) != x.size:  # type: ignore[arg-type]
         raise NotEvaluated("Reshape to a shape that does not fit")
     return call.reshape(x, shape)
+
+
+def _missing_size(sizes: Sequence[int | Size], others: Sequence[int | Size]) -> int | Size:
+    """Compute the size that a Reshape leaves open."""
+    over = [Size.from_int(n) for n in sizes]
+    under = [Size.from_int(n) for n in others]
+    for n in list(under):
+        if n in over:
+            over.remove(n)
+            under.remove(n)
+    divisor = product_of_sizes(under)
+    if divisor == 0:
+        raise NotEvaluated("Reshape to a shape that does not fit")
+    found = product_of_sizes(over).divide_exactly(divisor)
+    if found is None:
+        raise NotEvaluated("Reshape to a shape that does not fit")
+    return _plain(found)
 
 
 def _flatten(call: Call) -> Value:
     x = call.data(0)
     axis = call.attrs.get("axis", 1)
     axis = axis + x.rank if axis < 0 else axis
-    return call.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
+    return call.reshape(x, [_plain(product_of_sizes(x.sizes[:axis])), _plain(product_of_sizes(x.sizes[axis:]))])
 
 
 def _squeeze(call: Call) -> Value:
@@ -755,9 +1042,9 @@ def _squeeze(call: Call) -> Value:
     if axes is None:
         axes = [i for i, n in enumerate(x.dims) if n == 1]
     axes = normalize_axes(axes, x.rank)
-    if any(x.dims[i] != 1 for i in axes):
+    if any(x.sizes[i] != 1 for i in axes):
         raise NotEvaluated("Squeeze of an axis that is not 1")
-    return call.reshape(x, [n for i, n in enumerate(x.dims) if i not in axes])
+    return call.reshape(x, [_plain(n) for i, n in enumerate(x.sizes) if i not in axes])
 
 
 def _unsqueeze(call: Call) -> Value:
@@ -767,8 +1054,8 @@ def _unsqueeze(call: Call) -> Value:
     ones = normalize_axes(axes, rank)
     if len(ones) != len(axes):
         raise NotEvaluated("Unsqueeze of one axis twice")
-    kept = iter(x.dims)
-    return call.reshape(x, [1 if i in ones else next(kept) for i in range(rank)])
+    kept = iter(x.sizes)
+    return call.reshape(x, [1 if i in ones else _plain(next(kept)) for i in range(rank)])
 
 
 def _transpose(call: Call) -> Value:
@@ -777,8 +1064,7 @@ def _transpose(call: Call) -> Value:
 
 
 def _expand(call: Call) -> Value:
-    shape = call.integers(1, "shape")
-    return call.expand(call.data(0), shape or [])
+    return call.expand(call.data(0), _sizes_from(call, 1, "shape") or [])
 
 
 def _concat(call: Call) -> Value:
@@ -796,16 +1082,24 @@ def _gather(call: Call) -> Value:
     _refuse_special(x)
     field = call.field
     axis = call.attrs.get("axis", 0) % x.rank
+    if x.is_open:
+        raise NotEvaluated("Gather from an open size")
     rows = x.dims[axis]
     keys = field.unknown.keys(f"row of {rows}", field.residues(index))
     picks = _extend_keys(field, keys.reshape(2, -1), rows)
-    field.note_degree(index.degree)
+    field.note_compared(index)
     weights = field.made(field.unknown.from_keys(picks), Degree(1))
     field.note_applied(weights.size)
     moved = call.transpose(x, [axis, *(i for i in range(x.rank) if i != axis)])
     rest = moved.dims[1:]
     picked = call.matmul(weights, call.reshape(moved, (rows, math.prod(rest))))
-    picked = call.reshape(picked, (*index.dims, *rest))
+    if index.is_open:
+        axes = closed_if_static((*index.factors, *map(axis_of_length, rest)))
+        a = field.residues(picked)
+        points = (*index.points, *rest)
+        picked = replace(picked, residues=a.reshape(a.shape[0], *points), shape=points, axes=axes, digest=b"")
+    else:
+        picked = call.reshape(picked, (*index.dims, *rest))
     # The axes of the index move to the place of the axis that it replaces.
     lead = index.rank
     before = range(lead, lead + axis)
@@ -869,27 +1163,49 @@ def _scatter(call: Call) -> Any:
 
 
 def _shape(call: Call) -> Value:
-    dims = call.data(0).dims[call.attrs.get("start", 0) : call.attrs.get("end")]
-    return call.field.constant(np.array(dims, np.int64))
+    sizes = call.data(0).sizes[call.attrs.get("start", 0) : call.attrs.get("end")]
+    return call.field.constant(_as_integers(sizes).reshape(-1))
+
+
+def _as_integers(sizes: Sequence[Size]) -> Array:
+    plain = [_plain(n) for n in sizes]
+    if all(isinstance(n, int) for n in plain):
+        return np.array(plain, np.int64)
+    made = np.empty(len(plain), dtype=object)
+    made[:] = plain
+    return made
 
 
 def _size(call: Call) -> Value:
-    return call.field.constant(np.array(call.data(0).size, np.int64))
+    return call.field.constant(_as_integers([product_of_sizes(call.data(0).sizes)]).reshape(()))
 
 
 def _constant_of_shape(call: Call) -> Value:
-    shape = call.integers(0, "")
+    shape = _sizes_from(call, 0, "") or []
     value = np.asarray(call.attrs.get("value", np.zeros(1, np.float32)))
-    return call.field.constant(np.full(shape or (), value.reshape(())))
+    whole = [n for n in shape if isinstance(n, int)]
+    if len(whole) == len(shape):
+        return call.field.constant(np.full(whole, value.reshape(())))
+    return call.expand(call.field.constant(value.reshape(())), shape)
 
 
 def _range(call: Call) -> Value:
     numbers = [call.numbers(i) for i in range(3)]
+    if any(n is not None and n.dtype == object for n in numbers):
+        return _open_range(call, numbers)
     (made,) = evaluator.evaluate_node("Range", numbers, {}, opset=call.opset)
     assert made is not None
     if made.dtype.kind == "f" and not (made == np.rint(made)).all():
         raise NotEvaluated("Range of fractions")
     return call.field.constant(made)
+
+
+def _open_range(call: Call, numbers: Sequence[Any]) -> Value:
+    """Make the numbers 0, 1, … below an open size, as unknown numbers of the places."""
+    start, limit, delta = (n.reshape(-1)[0] for n in numbers)
+    if start != 0 or delta != 1:
+        raise NotEvaluated("Range to an open size that does not count from 0")
+    return call.field.free("place", [Size.from_int(limit)], "i")
 
 
 def _cumsum(call: Call) -> Value:
@@ -928,7 +1244,7 @@ def _reduction(core: Callable[[Call, Value, list[int]], Value], *, of_element: C
         y = core(call, x, axes)
         if call.attrs.get("keepdims", 1):
             return y
-        return call.reshape(y, [n for i, n in enumerate(y.dims) if i not in axes])
+        return call.reshape(y, [_plain(n) for i, n in enumerate(y.sizes) if i not in axes])
 
     return run
 
@@ -955,11 +1271,14 @@ def _unordered(name: str) -> Callable[[Call, Value, list[int]], Value]:
     def run(call: Call, x: Value, axes: list[int]) -> Value:
         field = call.field
         keys = field.unknown.keys(f"element of {name}", field.residues(x))
-        count = math.prod(x.dims[i] for i in axes)
-        if count == 1:
+        if all(x.sizes[i] == 1 for i in axes):
             return x
         total = np.add.reduce(keys, axis=tuple(i + 1 for i in axes), keepdims=True)
-        return field.from_keys(name, total, [x], kind=x.kind)
+        # An open size with few points must not pass for a fixed size.
+        opened = sorted(repr(x.sizes[i].terms) for i in axes if is_open_axis(x.factors[i]))
+        left: list[Axis] = [() if i in axes else axis for i, axis in enumerate(x.factors)]
+        total = total + np.uint64(field.unknown.seeds(repr(opened))[0]) if opened else total
+        return field.from_keys(name, total, [x], kind=x.kind, axes=closed_if_static(left) if x.is_open else None)
 
     return run
 
@@ -1068,7 +1387,9 @@ def _window(call: Call, x: Value, kernel: Sequence[int]) -> tuple[list[int], lis
     pads = list(call.attrs.get("pads") or [0] * (2 * rank))
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = [], []
-        for n, k, s, d in zip(x.dims[2:], kernel, strides, dilations, strict=True):
+        if any(map(is_open_axis, x.factors[2:])):
+            raise NotEvaluated("auto_pad for an open size")
+        for n, k, s, d in zip(x.points[2:], kernel, strides, dilations, strict=True):
             total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
             small, large = total // 2, total - total // 2
             begins.append(small if auto == "SAME_UPPER" else large)
@@ -1133,24 +1454,72 @@ def _convolve(
     _refuse_special(x, w)
     field = call.field
     filters, depth, *kernel = w.dims
-    batch, channels = x.dims[:2]
-    if channels != depth * groups or filters % groups:
+    batch, channels = x.points[:2]
+    if is_open_axis(x.factors[1]) or channels != depth * groups or filters % groups:
         raise NotEvaluated("a convolution whose weight does not fit its input")
+    opened = any(map(is_open_axis, x.factors[2:]))
+    rank = len(kernel)
+    gather: Array | None = None
+    outer: tuple[Axis, ...] = ()
+    if opened:
+        outer, gather = _random_gather(call, x, kernel, (strides, dilations, begins, ends))
     rows = []
     out: tuple[int, ...] = ()
     for j, p in enumerate(field.arithmetic.primes):
-        a = _pad_spatial(field.residues_modulo(x, j), begins, ends)
-        windows = _unfold(a, kernel, strides, dilations)
-        out = windows.shape[2 : 2 + len(kernel)]
-        rank = len(kernel)
-        # (N, G, C/G, *out, *kernel) becomes (N, G, C/G·kernel, out).
-        windows = windows.reshape(batch, groups, depth, *out, *kernel)
-        order = (0, 1, 2, *range(3 + rank, 3 + 2 * rank), *range(3, 3 + rank))
-        columns = windows.transpose(order).reshape(batch, groups, depth * math.prod(kernel), math.prod(out))
+        a = field.residues_modulo(x, j)
+        if gather is not None:
+            out = tuple(map(field.axis_points, outer))
+            # (N·C, in)·(in, taps·out) becomes (N, G, C/G·taps, out).
+            columns = matmul_modulo(a.reshape(batch * channels, -1), gather[j], p)
+        else:
+            windows = _unfold(_pad_spatial(a, begins, ends), kernel, strides, dilations)
+            out = windows.shape[2 : 2 + rank]
+            order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+            columns = windows.transpose(order)
+        columns = columns.reshape(batch, groups, depth * math.prod(kernel), math.prod(out))
         weight = field.residues_modulo(w, j).reshape(groups, filters // groups, depth * math.prod(kernel))
         rows.append(matmul_modulo(weight, columns, p).reshape(batch, filters, *out))
-    product = x.degree.times(w.degree)
-    return field.made(np.stack(rows), product.plus(product, max(depth * math.prod(kernel), 1)))
+    if not opened:
+        outer = tuple(map(axis_of_length, out))
+    degree = x.degree.times(w.degree)
+    if opened:
+        degree = degree.times(Degree(1))
+    axes = closed_if_static([x.factors[0], axis_of_length(filters), *outer]) if x.is_open else None
+    return field.made(np.stack(rows), degree.plus(degree, max(depth * math.prod(kernel), 1)), axes=axes)
+
+
+def _random_gather(
+    call: Call, x: Value, kernel: Sequence[int], window: tuple[Sequence[int], ...]
+) -> tuple[tuple[Axis, ...], Array]:
+    """Draw the linear map from an input of open sizes to the elements that the taps read.
+
+    Convolutions with equal windows have the same map. An equality that holds for every linear map holds for the map of
+    the convolution. Without pads, each tap reads one element, so the weights of each tap and place add up to 1.
+
+    Returns:
+        axes of the result, and the map with shape (primes, input points, taps · output points).
+    """
+    field = call.field
+    sizes = x.sizes[2:]
+    strides, dilations, begins, ends = map(list, window)
+    outer = []
+    for i, size in enumerate(sizes):
+        told = (kernel[i], strides[i], dilations[i], begins[i], ends[i])
+        slack = (kernel[i] - 1) * dilations[i] - begins[i] - ends[i]
+        if strides[i] == 1 and (slack <= 0 or size.constant_value is not None):
+            outer.append(field.axis_of_size(size - slack))
+        elif size.constant_value is not None:
+            outer.append(axis_of_length((size.constant_value - slack - 1) // strides[i] + 1))
+        else:
+            outer.append((Size.opaque("places of a window", told, size),))
+    name = repr(([n.terms for n in sizes], list(kernel), strides, dilations, begins, ends))
+    inner = math.prod(x.points[2:])
+    taps = math.prod(kernel) * math.prod(map(field.axis_points, outer))
+    made = field.unknown.fill(f"gather {name}", (inner, taps)).copy()
+    if not any((*begins, *ends)):
+        rest = field.arithmetic.sum(made[:, 1:], (0,), keepdims=False)
+        made[:, 0] = (1 - rest) % field.arithmetic.column(1)
+    return tuple(outer), made
 
 
 def _conv_transpose(call: Call) -> Value:
@@ -1191,10 +1560,15 @@ def _average_pool(call: Call) -> Value:
     def add_windows(a: Array) -> Array:
         return np.add.reduce(_unfold(_pad_spatial(a, begins, ends), kernel, strides, dilations), axis=axes)
 
+    if x.is_open and any(map(is_open_axis, x.factors[2:])):
+        raise NotEvaluated("AveragePool of an open size")
     total = np.stack([add_windows(row) for row in field.residues(x)])
     terms = math.prod(kernel)
-    made = field.made(field.arithmetic.reduce(total), x.degree.plus(x.degree, terms), sign=x.sign)
-    counts = add_windows(np.ones((1, 1, *x.dims[2:]), np.int64)).astype(np.float64)
+    axes = None
+    if x.is_open:
+        axes = closed_if_static([*x.factors[:2], *map(axis_of_length, total.shape[3:])])
+    made = field.made(field.arithmetic.reduce(total), x.degree.plus(x.degree, terms), sign=x.sign, axes=axes)
+    counts = add_windows(np.ones((1, 1, *x.points[2:]), np.int64)).astype(np.float64)
     if call.attrs.get("count_include_pad"):
         counts = np.full_like(counts, terms)
     return call.divide(made, field.constant(counts))
@@ -1246,8 +1620,9 @@ def _instance_norm(call: Call) -> Value:
 def _group_norm(call: Call) -> Value:
     x = call.data(0)
     groups = call.attrs["num_groups"]
-    batch, channels, *sizes = x.dims
-    if channels % groups:
+    shape = [_plain(n) for n in x.sizes]
+    batch, channels, *sizes = shape
+    if not isinstance(channels, int) or channels % groups:
         raise NotEvaluated("GroupNormalization whose groups do not divide the channels")
     y = call.reshape(x, (batch, groups, channels // groups, *sizes))
     y = _standardize(call, y, range(2, y.rank))
@@ -1255,8 +1630,8 @@ def _group_norm(call: Call) -> Value:
     if call.opset < 21:
         # One number per group
         y = _scale_and_shift(call, y, *(call.reshape(v, (groups, *(1,) * (y.rank - 2))) for v in (scale, shift)))
-        return call.reshape(y, x.dims)
-    y = call.reshape(y, x.dims)
+        return call.reshape(y, shape)
+    y = call.reshape(y, shape)
     return _scale_and_shift(call, y, *(call.reshape(v, _channels(v, x)) for v in (scale, shift)))
 
 

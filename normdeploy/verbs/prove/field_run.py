@@ -16,6 +16,8 @@ import onnx
 
 from ...evaluate import evaluator
 from ...evaluate.evaluator_core import UnsupportedOp
+from ...graphs import integer_ops
+from ...graphs.symbolic_sizes import NoPolynomial, Size
 from ...storage.onnx_domains import STANDARD
 from ...storage.proto_traversal import attribute_values
 from .field_ops import TABLE, Call
@@ -56,7 +58,7 @@ class ConcreteGraph:
     Attributes:
         nodes: the nodes that the outputs need, in topological order.
         constants: arrays of the initializers by name.
-        shapes: shapes that inference found, by tensor name.
+        shapes: fixed shapes that inference found, by tensor name.
         kinds: elem_type by tensor name.
         inputs: names of the inputs that are no initializers.
         outputs: names of the outputs.
@@ -177,19 +179,23 @@ def evaluate_op(
         return (point.constant(np.asarray(attrs.get("value", array))),)
     if any(x is not None and not x.is_known and node.op_type != "Shape" for x in inputs):
         raise NotEvaluated("an input is known only by its term")
-    whole = [x.stored if x is not None else None for x in inputs]
-    integers = all(x is None or (x.stored is not None and x.stored.dtype.kind in "iub") for x in inputs)
-    if inputs and integers and not domain and node.op_type in _INTEGER_OPS:
+    if inputs and not domain and node.op_type in _INTEGER_OPS and all(_is_whole(x) for x in inputs):
+        whole = [x.stored if x is not None else None for x in inputs]
         try:
-            results = evaluator.evaluate_node(node.op_type, whole, attrs, opset=opset, outputs=outputs)
-        except UnsupportedOp as error:
+            results = integer_ops.apply_integer_op(node.op_type, whole, attrs, opset, outputs)
+        except (UnsupportedOp, NoPolynomial) as error:
             raise NotEvaluated(str(error)) from error
-        return [point.constant(r) for r in results if r is not None]
+        return [point.constant(np.asarray(r)) for r in results if r is not None]
     function = TABLE.get(node.op_type)
     if function is not None and (not domain or (domain == "com.microsoft" and node.op_type in _SAME_IN_CONTRIB)):
         made = function(Call(point, node.op_type, inputs, attrs, opset, outputs))
         return made if isinstance(made, tuple) else (made,)
     return _evaluate_body(point, node, domain, inputs, opset)
+
+
+def _is_whole(x: Value | None) -> bool:
+    """Return True for an omitted input, and for integers or sizes that do not depend on inputs."""
+    return x is None or (x.stored is not None and (x.stored.dtype == object or x.stored.dtype.kind in "iub"))
 
 
 # Ops that numpy computes on constant integers. Other ops on constant integers, such as Shape, have own definitions.
@@ -312,7 +318,7 @@ def _unknown_node(
             parts.append("omitted")
             continue
         if x.is_known:
-            point.note_degree(x.degree)
+            point.note_compared(x)
         parts.append(x.kind)
         parts.append(point.digest(x) if x.is_known else x.digest)
     parts += [repr(item) for item in _attribute_keys(point, graph, node, domain, opset, trace)]
@@ -320,16 +326,72 @@ def _unknown_node(
         parts.append(f"{graph.side} {node.output[0]}")
     term = _hash(*parts)
     results = []
-    known = all(x is None or x.is_known for x in inputs)
+    inferred = {}
+    if all(x is None or x.is_known for x in inputs) and not _shape_depends_on_values(node, inputs):
+        inferred = _infer_sizes(node, domain, inputs, graph, term)
     for i, name in enumerate(node.output):
         digest = _hash(term, str(i))
         kind = _kind_of(graph.kinds.get(name))
-        shape = graph.shapes.get(name)
-        if known and shape is not None and kind != "o" and not _shape_depends_on_values(node, inputs):
-            results.append(point.free(digest.hex(), shape, kind))
+        sizes = inferred.get(name)
+        if sizes is not None and kind != "o":
+            results.append(point.free(digest.hex(), sizes, kind))
         else:
             results.append(Value(None, kind, digest=digest))
     return results
+
+
+def _infer_sizes(
+    node: onnx.NodeProto, domain: str, inputs: Sequence[Value | None], graph: ConcreteGraph, term: bytes
+) -> dict[str, list[Size]]:
+    """Infer the sizes of the outputs of a node.
+
+    A size that ONNX does not infer is an open size that depends on the node's term only.
+
+    Returns:
+        sizes by name; no entry for an output of unknown rank.
+    """
+    shapes = {name: [Size.from_int(n) for n in shape] for name, shape in graph.shapes.items() if name in node.output}
+    if not any(x is not None and x.is_open for x in inputs) and len(shapes) == len(node.output):
+        return shapes
+    types: dict[str, onnx.TypeProto] = {}
+    data: dict[str, onnx.TensorProto] = {}
+    named: dict[str, Size] = {}
+    for name, x in zip(node.input, inputs, strict=True):
+        if x is None:
+            continue
+        dims = [_dim_name(size, named) for size in x.sizes]
+        types[name] = onnx.helper.make_tensor_type_proto(graph.kinds.get(name, 1), dims)
+        if x.stored is not None and x.stored.dtype != object and x.stored.size < 64:
+            data[name] = onnx.numpy_helper.from_array(np.asarray(x.stored), name)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, graph.opsets.get(domain, 1), domain)
+        opsets = [onnx.helper.make_opsetid(d, v) for d, v in graph.opsets.items()]
+        results = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opsets)
+    # onnx's inference refuses nodes that it can't follow.
+    except Exception:
+        return {}
+    found = {}
+    for name, result in results.items():
+        if not result.tensor_type.HasField("shape"):
+            continue
+        found[name] = [
+            Size.from_int(d.dim_value)
+            if d.HasField("dim_value")
+            else named.get(d.dim_param) or Size.opaque("size", term.hex(), node.output[:].index(name), i)
+            for i, d in enumerate(result.tensor_type.shape.dim)
+        ]
+    return found
+
+
+def _dim_name(size: Size, named: MutableMapping[str, Size]) -> int | str:
+    if size.constant_value is not None:
+        return size.constant_value
+    name = f"size{len(named)}"
+    for known, other in named.items():
+        if other == size:
+            return known
+    named[name] = size
+    return name
 
 
 def _is_training(node: onnx.NodeProto, inputs: Sequence[Value | None]) -> bool:

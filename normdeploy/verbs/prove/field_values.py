@@ -7,14 +7,19 @@ its term (``digest``). Equal digests mean equal terms.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from ...graphs.symbolic_sizes import Size, product_of_sizes
 from .residues import BITS, PRIME_BITS, Array, RandomFunctions, Residues
+
+# Axis as a product of factors in row-major order: () for size 1, else numbers above 1 and open sizes
+Axis = tuple[Size, ...]
 
 EXACT_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -42,18 +47,23 @@ class Degree:
         excess: degree of the numerator beyond that of the divisor.
         height: bits of the coefficients.
         poles: exponent of each tensor of divisors, by its key.
+        sums: maximum number of sums over each open size in one product.
     """
 
     excess: int = 0
     height: int = 0
     poles: Mapping[bytes, int] = field(default_factory=dict)
+    sums: Mapping[Size, int] = field(default_factory=dict)
 
     def times(self, other: Degree) -> Degree:
         """Return the bound of a product."""
         poles = dict(self.poles)
         for key, exponent in other.poles.items():
             poles[key] = poles.get(key, 0) + exponent
-        return Degree(self.excess + other.excess, self.height + other.height, poles)
+        sums = dict(self.sums)
+        for size, count in other.sums.items():
+            sums[size] = sums.get(size, 0) + count
+        return Degree(self.excess + other.excess, self.height + other.height, poles, sums)
 
     def plus(self, other: Degree, terms: int = 2) -> Degree:
         """Return the bound of a sum of ``terms`` terms."""
@@ -61,7 +71,17 @@ class Degree:
         for key, exponent in other.poles.items():
             poles[key] = max(poles.get(key, 0), exponent)
         height = max(self.height, other.height) + terms.bit_length()
-        return Degree(max(self.excess, other.excess), height, poles)
+        sums = dict(self.sums)
+        for size, count in other.sums.items():
+            sums[size] = max(sums.get(size, 0), count)
+        return Degree(max(self.excess, other.excess), height, poles, sums)
+
+    def summed(self, sizes: Iterable[Size]) -> Degree:
+        """Return the bound of a sum over axes of open sizes."""
+        sums = dict(self.sums)
+        for size in sizes:
+            sums[size] = sums.get(size, 0) + 1
+        return Degree(self.excess + len(sums), self.height, self.poles, sums)
 
 
 _CONSTANT = Degree(0, 64)
@@ -93,12 +113,13 @@ class Value:
     """Value of one tensor.
 
     Attributes:
-        shape: its shape; None if it is unknown.
+        shape: shape of the residues; None if it is unknown. An open size has a few points.
         kind: "f" for floats, "i" for integers, "b" for booleans, "o" for all else.
         stored: the numbers, if they are constants or follow from sizes.
         residues: int64 with shape (primes, *shape); None if they are not computed.
         approx: numbers of a constant that was computed from constants.
         special: the value may be infinite or NaN, and each such number is an unknown residue.
+        axes: factors of the axes; None if no axis has an open size.
     """
 
     shape: tuple[int, ...] | None
@@ -110,6 +131,12 @@ class Value:
     degree: Degree = _FRESH
     sign: Sign = Sign.UNKNOWN
     special: bool = False
+    axes: tuple[Axis, ...] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if an axis has an open size."""
+        return self.axes is not None
 
     @property
     def is_known(self) -> bool:
@@ -122,8 +149,8 @@ class Value:
         return self.stored is not None or self.approx is not None
 
     @property
-    def dims(self) -> tuple[int, ...]:
-        """Return the shape.
+    def points(self) -> tuple[int, ...]:
+        """Return the shape of the residues.
 
         Raises:
             NotEvaluated: it is unknown.
@@ -133,14 +160,91 @@ class Value:
         return self.shape
 
     @property
+    def dims(self) -> tuple[int, ...]:
+        """Return the shape of a value without open sizes.
+
+        Raises:
+            NotEvaluated: a size is open or unknown.
+        """
+        if self.axes is not None:
+            raise NotEvaluated("the op is not supported for open sizes")
+        return self.points
+
+    @property
     def rank(self) -> int:
         """Return the number of axes."""
-        return len(self.dims)
+        return len(self.points)
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of a value without open sizes."""
         return int(np.prod(self.dims, dtype=np.int64))
+
+    @property
+    def factors(self) -> tuple[Axis, ...]:
+        """Return the factors of all axes."""
+        if self.axes is not None:
+            return self.axes
+        return tuple(map(axis_of_length, self.points))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Return the size of each axis."""
+        return tuple(product_of_sizes(axis) for axis in self.factors)
+
+
+def axis_of_length(n: int) -> Axis:
+    """Make an axis of a fixed length."""
+    return () if n == 1 else (Size.from_int(n),)
+
+
+def is_open_axis(axis: Axis) -> bool:
+    """Return True if an axis has an open factor."""
+    return any(size.constant_value is None for size in axis)
+
+
+def closed_if_static(axes: Iterable[Axis]) -> tuple[Axis, ...] | None:
+    """Merge neighboring fixed factors.
+
+    Returns:
+        the axes; None if no size is open.
+    """
+    merged = []
+    for axis in axes:
+        made: list[Size] = []
+        for size in axis:
+            if size == 1:
+                continue
+            if made and size.constant_value is not None and made[-1].constant_value is not None:
+                made[-1] = made[-1] * size
+            else:
+                made.append(size)
+        merged.append(tuple(made))
+    return tuple(merged) if any(map(is_open_axis, merged)) else None
+
+
+def joint_axes(values: Iterable[Value]) -> tuple[Axis, ...] | None:
+    """Broadcast the axes of values.
+
+    Returns:
+        the axes; None if no size is open.
+
+    Raises:
+        NotEvaluated: two sizes may differ.
+    """
+    given = list(values)
+    if not any(x.is_open for x in given):
+        return None
+    rank = max(x.rank for x in given)
+    joined: list[Axis] = [()] * rank
+    for x in given:
+        for i, axis in enumerate(x.factors, rank - x.rank):
+            if not axis or axis == joined[i]:
+                continue
+            if joined[i]:
+                raise NotEvaluated("sizes that may differ")
+            joined[i] = axis
+    return tuple(joined)
 
 
 @dataclass(frozen=True)
@@ -168,7 +272,10 @@ class Field:
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
     """
 
-    def __init__(self, primes: tuple[int, ...], seed: int) -> None:
+    def __init__(self, primes: tuple[int, ...], seed: int, open_points: int = 4) -> None:
+        self.open_points = open_points
+        # Points that the few-points lemma requires
+        self.required_points = 0
         self.arithmetic = Residues(primes)
         self.unknown = RandomFunctions(self.arithmetic, seed)
         self.facts = Facts()
@@ -180,9 +287,17 @@ class Field:
 
     # ------------------------------------------------------------ error probability
 
-    def note_degree(self, *degrees: Degree) -> None:
+    def note_compared(self, *values: Value) -> None:
         """Record the degrees of values that are compared, or that unknown functions read."""
-        for degree in degrees:
+        for value in values:
+            degree = value.degree
+            if value.axes is not None:
+                held = [size for axis in value.axes for size in axis if size.constant_value is None]
+                for size in {*held, *degree.sums}:
+                    extra = max(held.count(size) - 1, 0)
+                    self.required_points = max(self.required_points, degree.sums.get(size, 0) + 2 + extra)
+            elif degree.sums:
+                self.required_points = max(self.required_points, max(degree.sums.values()) + 2)
             total = degree.excess
             height = degree.height
             for key, exponent in degree.poles.items():
@@ -209,12 +324,50 @@ class Field:
 
     # ------------------------------------------------------------ values
 
+    def size_residues(self, size: Size) -> Array:
+        """Compute a size modulo the primes. Each open size is a random number."""
+        made = []
+        for j, p in enumerate(self.arithmetic.primes):
+            symbols = {s: int(self.unknown.fill(f"size {s}", ())[j]) for s in size.symbols()}
+            made.append(int(size.evaluate(symbols)) % p)
+        return np.array(made, np.int64)
+
+    def size_value(self, size: Size) -> Value:
+        """Make the value of a size, which is 1 or more."""
+        made = Value((), "i", residues=self.size_residues(size))
+        made.sign = Sign.POSITIVE if size.is_positive else Sign.UNKNOWN
+        return made
+
+    def axis_points(self, axis: Axis) -> int:
+        """Return the number of points along an axis."""
+        return math.prod(size.constant_value or self.open_points for size in axis)
+
+    def weights(self, axis: Axis) -> Array:
+        """Draw weights of the points along an axis. Those of an open size add up to the size.
+
+        Returns:
+            residues with shape (primes, points).
+        """
+        made = np.ones((len(self.arithmetic.primes), 1), np.int64)
+        for size in axis:
+            if size.constant_value is not None:
+                part = np.ones((len(made), size.constant_value), np.int64)
+            else:
+                part = self.unknown.fill(f"weights {size!r} {size.terms!r}", (self.open_points,)).copy()
+                rest = self.arithmetic.sum(part[:, 1:], (0,))[:, 0]
+                column = self.arithmetic.column(0)
+                part[:, 0] = (self.size_residues(size) - rest) % column
+            made = self.arithmetic.multiply(made[:, :, None], part[:, None, :]).reshape(len(made), -1)
+        return made
+
     def constant(self, array: Array) -> Value:
         """Make the value of stored numbers.
 
         Raises:
             NotEvaluated: the numbers have a type without exact arithmetic, such as strings or float8.
         """
+        if array.dtype == object and all(isinstance(n, Size | int) for n in array.reshape(-1)):
+            return Value(array.shape, "i", stored=array)
         if array.dtype.kind in "iu":
             return Value(array.shape, "i", stored=array, degree=_CONSTANT, sign=_sign_of(array))
         if array.dtype.kind == "b":
@@ -253,6 +406,9 @@ class Field:
         return self.residues(x)[j]
 
     def _residues_of_numbers(self, array: Array) -> Array:
+        if array.dtype == object:
+            rows = [self.size_residues(Size.from_int(n)) for n in array.reshape(-1)]
+            return np.array(rows, np.int64).reshape(len(rows), -1).T.reshape(-1, *array.shape)
         if array.dtype.kind in "iub":
             return self.arithmetic.from_integers(array)
         finite = np.isfinite(array)
@@ -266,7 +422,7 @@ class Field:
     def digest(self, x: Value) -> bytes:
         """Compute the digest of the value's term. Values with equal residues have equal digests."""
         if not x.digest:
-            hashed = hashlib.blake2b(repr((x.shape, x.kind == "o")).encode(), digest_size=16)
+            hashed = hashlib.blake2b(repr((x.shape, x.kind == "o", x.axes)).encode(), digest_size=16)
             if x.residues is None and x.stored is not None:
                 for j in range(len(self.arithmetic.primes)):
                     hashed.update(np.ascontiguousarray(self.residues_modulo(x, j).astype(np.uint32)))
@@ -279,14 +435,28 @@ class Field:
     def approx(self, x: Value) -> Approx | None:
         """Return the float64 numbers of a constant; None if the value depends on inputs."""
         if x.stored is not None:
+            if x.stored.dtype == object:
+                return None
             numbers = x.stored.astype(np.float64)
             return Approx(numbers, np.abs(numbers), 0)
         return x.approx
 
-    def free(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
+    def free(self, name: str, sizes: Sequence[Size], kind: str) -> Value:
         """Make a value of independent variables, or of the unknown results of one function."""
+        axes = tuple(self.axis_of_size(size) for size in sizes)
+        shape = tuple(map(self.axis_points, axes))
         self.note_applied(int(np.prod(shape, dtype=np.int64)))
-        return Value(shape, kind, residues=self.unknown.fill(name, shape))
+        return Value(shape, kind, residues=self.unknown.fill(name, shape), axes=closed_if_static(axes))
+
+    def axis_of_size(self, size: Size) -> Axis:
+        """Make an axis. A size that is a product of a number and symbols has several factors."""
+        if size.constant_value is not None:
+            return axis_of_length(size.constant_value)
+        if len(size.terms) != 1:
+            return (size,)
+        (monomial, number) = size.terms[0]
+        factors = [Size.symbol(s) for s in monomial]
+        return (*factors, *axis_of_length(number))
 
     def made(
         self,
@@ -297,6 +467,7 @@ class Field:
         approx: Approx | None = None,
         sign: Sign = Sign.UNKNOWN,
         special: bool = False,
+        axes: tuple[Axis, ...] | None = None,
     ) -> Value:
         """Make a computed value. The sign of a constant is read from its numbers."""
         if approx is not None:
@@ -304,7 +475,7 @@ class Field:
                 raise NotEvaluated("a constant that is not finite")
             if _sign_of(approx.numbers) is Sign.POSITIVE:
                 sign = Sign.POSITIVE
-        return Value(residues.shape[1:], kind, None, residues, b"", approx, degree, sign, special)
+        return Value(residues.shape[1:], kind, None, residues, b"", approx, degree, sign, special, axes)
 
     def unknown_function(
         self, name: str, arguments: list[Value], *, approx: Approx | None = None, symmetric: bool = False, kind: str = "f"
@@ -318,16 +489,23 @@ class Field:
             keys = sum(self.unknown.keys(name, self.residues(x)) for x in self.align(arguments))
         else:
             keys = self.unknown.keys(name, *(self.residues(x) for x in self.align(arguments)))
-        return self.from_keys(name, keys, arguments, approx=approx, kind=kind)
+        return self.from_keys(name, keys, arguments, approx=approx, kind=kind, axes=joint_axes(arguments))
 
     def from_keys(
-        self, name: str, keys: Any, arguments: Iterable[Value], *, approx: Approx | None = None, kind: str = "f"
+        self,
+        name: str,
+        keys: Any,
+        arguments: Iterable[Value],
+        *,
+        approx: Approx | None = None,
+        kind: str = "f",
+        axes: tuple[Axis, ...] | None = None,
     ) -> Value:
         """Make the results of an unknown function from the keys of its arguments."""
-        self.note_degree(*(x.degree for x in arguments))
+        self.note_compared(*arguments)
         made = self.unknown.from_keys(keys)
         self.note_applied(made[0].size)
-        return self.made(made, _FRESH, approx=approx, kind=kind)
+        return self.made(made, _FRESH, approx=approx, kind=kind, axes=axes)
 
     def align(self, values: list[Value]) -> list[Value]:
         """Add leading axes so that residues of all values have one rank."""
@@ -337,15 +515,17 @@ class Field:
             if x.rank == rank:
                 aligned.append(x)
                 continue
-            shape = (1,) * (rank - x.rank) + x.dims
+            shape = (1,) * (rank - x.rank) + x.points
             a = self.residues(x)
-            aligned.append(Value(shape, x.kind, residues=a.reshape(a.shape[0], *shape), degree=x.degree, sign=x.sign))
+            axes = None if x.axes is None else ((),) * (rank - x.rank) + x.axes
+            aligned.append(replace(x, shape=shape, stored=None, residues=a.reshape(a.shape[0], *shape), axes=axes))
         return aligned
 
     def require_nonzero(self, x: Value, kind: str = "divisor") -> None:
         """Record that a side is defined only where ``x`` is not zero, or not negative for a root."""
         known = x.sign is Sign.POSITIVE or (kind == "root" and x.sign is Sign.NOT_NEGATIVE)
         if not known:
+            self.note_compared(x)
             self.facts.add(kind, self.unknown.keys(f"fact {kind}", self.residues(x)))
 
 

@@ -69,11 +69,11 @@ class OpenFile:
         self.overridable = sorted(held & {v.name for v in proto.graph.input})
         self.constants = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
 
-    def at_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> ConcreteGraph:
-        """Fix the shapes of the inputs.
+    def with_shapes(self, shapes: Mapping[str, tuple[Size, ...]]) -> ConcreteGraph:
+        """Replace the shapes of the inputs.
 
         Args:
-            shapes: by the names of this file's inputs.
+            shapes: by the names of this file's inputs. Open sizes stay open.
 
         Returns:
             the graph, with the shapes and types that ONNX infers.
@@ -87,9 +87,8 @@ class OpenFile:
             port = self.inputs.get(value.name)
             if port is None:
                 continue
-            skeleton.graph.input.append(
-                onnx.helper.make_tensor_value_info(port.name, port.elem_type, shapes[port.name])
-            )
+            dims = [size.constant_value for size in shapes[port.name]] if port.name in shapes else None
+            skeleton.graph.input.append(onnx.helper.make_tensor_value_info(port.name, port.elem_type, dims))
         for value in graph.output:
             skeleton.graph.output.append(onnx.ValueInfoProto(name=value.name))
         types = infer_types(skeleton)

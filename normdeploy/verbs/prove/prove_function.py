@@ -7,7 +7,7 @@ difference), or not known (with the node that stops the proof). docs/reference/p
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,23 +92,31 @@ class _Draft:
 
 def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     draft.notes = pair.notes
-    sizes = _choose_sizes(pair)
-    compared = compare_files(pair, sizes)
+    compared = compare_files(pair)
     draft.rounded = tuple(r for side in compared.rounded for r in side.values())
     if compared.different_outputs():
-        return _explain_difference(pair, compared, sizes, draft)
+        return _explain_difference(pair, compared, draft)
+    obstacle = _find_obstacle(compared)
+    if obstacle:
+        return draft.finish(Verdict.UNKNOWN, obstacle)
+    draft.sizes = "for all sizes of 1 or more" if pair.symbols else "for the sizes that the files state"
+    verdict = Verdict.ROUNDED if draft.rounded else Verdict.EQUAL
+    return draft.finish(verdict, bits=compared.point.security_bits)
+
+
+def _find_obstacle(compared: Comparison) -> str:
+    """Say why agreeing outputs are not a proof; "" if they are."""
     if not compared.is_defined_alike:
-        return draft.finish(Verdict.UNKNOWN, _describe_undefined(compared))
+        return _describe_undefined(compared)
     bits = compared.point.security_bits
     if bits < PROMISED_BITS:
-        return draft.finish(
-            Verdict.UNKNOWN, f"the error probability of 2^-{bits} is larger than 2^-{PROMISED_BITS}; the files are too deep"
+        return f"the error probability of 2^-{bits} is larger than 2^-{PROMISED_BITS}; the files are too deep"
+    if not compared.has_enough_points:
+        return (
+            f"a proof for all sizes needs {compared.point.required_points} points of an open size; the limit is "
+            f"{compared.point.open_points}"
         )
-    if pair.symbols:
-        told = ", ".join(f"{name}={n}" for name, n in sizes.items())
-        return draft.finish(Verdict.UNKNOWN, f"equal at the sizes {told}, but not proved for all sizes")
-    draft.sizes = "for the sizes that the files state"
-    return draft.finish(Verdict.ROUNDED if draft.rounded else Verdict.EQUAL, bits=bits)
+    return ""
 
 
 def _choose_sizes(pair: FilePair) -> dict[str, int]:
@@ -137,10 +145,9 @@ def _describe_undefined(compared: Comparison) -> str:
     )
 
 
-def _explain_difference(
-    pair: FilePair, compared: Comparison, sizes: Mapping[str, int], draft: _Draft
-) -> FileProof:
+def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> FileProof:
     """Say how the files differ, or why the proof stops."""
+    sizes = _choose_sizes(pair)
     found = [compared.first_difference(side) for side in (0, 1)]
     draft.places = (found[0][0] if found[0] else None, found[1][0] if found[1] else None)
     unknown = [f"{place.op} ({reason})" for place, reason in filter(None, found) if reason]
