@@ -317,8 +317,27 @@ class Call:
         made.sign = max(made.sign, sign)
         return made
 
+    def order_of(self, x: Value, y: Value) -> Array | None:
+        """Compare constants.
+
+        Returns:
+            -1, 0 or 1 for each pair of numbers; None if a value is no constant, or if rounding decides.
+        """
+        a, b = self.field.approx(x), self.field.approx(y)
+        if a is None or b is None or not np.isfinite(a.numbers).all() or not np.isfinite(b.numbers).all():
+            return None
+        difference = a.numbers - b.numbers
+        exact = x.stored is not None and y.stored is not None
+        near = np.abs(difference) <= 1e-9 * (a.magnitude + b.magnitude)
+        if not exact and near.any():
+            return None
+        return np.sign(difference).astype(np.int64)
+
     def largest(self, x: Value, y: Value) -> Value:
         """Compute the larger of two numbers as an unknown symmetric function."""
+        order = self.order_of(x, y)
+        if order is not None:
+            return _where_stored(self, order > 0, x, y)
         made = self.field.unknown_function(
             "max", [x, y], symmetric=True, approx=self.approx_of(np.maximum, x, y), kind=_joint_kind(x, y)
         )
@@ -327,6 +346,9 @@ class Call:
 
     def smallest(self, x: Value, y: Value) -> Value:
         """Compute the smaller of two numbers as an unknown symmetric function."""
+        order = self.order_of(x, y)
+        if order is not None:
+            return _where_stored(self, order < 0, x, y)
         made = self.field.unknown_function(
             "min", [x, y], symmetric=True, approx=self.approx_of(np.minimum, x, y), kind=_joint_kind(x, y)
         )
@@ -711,6 +733,10 @@ def _compare(name: str, *, swapped: bool = False, negated: bool = False, symmetr
         values = [call.data(0), call.data(1)]
         if swapped:
             values.reverse()
+        order = call.order_of(values[0], values[1])
+        if order is not None:
+            true = order == 0 if symmetric else order < 0
+            return call.field.constant(true ^ negated)
         made = call.field.unknown_function(name, values, kind="b", symmetric=symmetric)
         return _not_of(call, made) if negated else made
 
@@ -734,8 +760,13 @@ def _where(call: Call) -> Value:
     """Compute c·x + (1 − c)·y. An equality that holds for every number c also holds for 0 and 1."""
     condition, x, y = call.data(0), call.data(1), call.data(2)
     field = call.field
-    if condition.stored is not None and condition.stored.dtype.kind == "b" and not (x.is_open or y.is_open):
-        return _where_stored(call, condition.stored, x, y)
+    if condition.stored is not None and condition.stored.dtype.kind == "b":
+        chosen = condition.stored
+        if chosen.size and (chosen == chosen.reshape(-1)[0]).all():
+            kept, other = (x, y) if chosen.reshape(-1)[0] else (y, x)
+            return _broadcast_like(call, kept, [condition, other])
+        if not (x.is_open or y.is_open):
+            return _where_stored(call, chosen, x, y)
     c, a, b = (field.residues(v) for v in field.align([condition, x, y]))
     arithmetic = field.arithmetic
     made = arithmetic.add(arithmetic.multiply(c, arithmetic.subtract(a, b)), b)
@@ -748,6 +779,17 @@ def _where(call: Call) -> Value:
         special=x.special or y.special,
         axes=joint_axes([condition, x, y]),
     )
+
+
+def _broadcast_like(call: Call, x: Value, others: list[Value]) -> Value:
+    """Broadcast ``x`` to the shape that it has together with other values."""
+    axes = joint_axes([x, *others])
+    points = np.broadcast_shapes(x.points, *(v.points for v in others))
+    if points == x.points:
+        return x
+    if axes is None:
+        return call.expand(x, points)
+    return call.expand(x, [_plain(product_of_sizes(axis)) for axis in axes])
 
 
 def _where_stored(call: Call, condition: Array, x: Value, y: Value) -> Value:
@@ -1531,11 +1573,14 @@ def _conv_transpose(call: Call) -> Value:
     groups = call.attrs.get("group", 1)
     extra = list(call.attrs.get("output_padding") or [0] * len(strides))
     channels, depth, *kernel = w.dims
-    sizes = [(n - 1) * s + 1 for n, s in zip(x.dims[2:], strides, strict=True)]
-    places = np.zeros((*x.dims[:2], *sizes), np.int64)
+    if any(map(is_open_axis, x.factors[1:])):
+        raise NotEvaluated("ConvTranspose of an open size")
+    sizes = [(n - 1) * s + 1 for n, s in zip(x.points[2:], strides, strict=True)]
+    places = np.zeros((*x.points[:2], *sizes), np.int64)
     cut: Any = (slice(None), slice(None), *(slice(None, None, s) for s in strides))
-    places[cut] = np.arange(1, x.size + 1).reshape(x.dims)
-    stuffed = call.gather_places(x, places)
+    places[cut] = np.arange(1, math.prod(x.points) + 1).reshape(x.points)
+    axes = closed_if_static([*x.factors[:2], *map(axis_of_length, sizes)]) if x.is_open else None
+    stuffed = call.gather_places(x, places, axes)
     # (C, M/G, *kernel) becomes (M, C/G, *kernel), flipped.
     index = np.arange(1, w.size + 1).reshape(groups, channels // groups, depth, *kernel).swapaxes(1, 2)
     index = index.reshape(groups * depth, channels // groups, *kernel)

@@ -69,6 +69,15 @@ class OpenFile:
         self.overridable = sorted(held & {v.name for v in proto.graph.input})
         self.constants = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
 
+    @property
+    def is_half(self) -> bool:
+        """Return True if the file holds constants of half precision, or computes in half precision."""
+        halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+        ports = (*self.inputs.values(), *self.outputs.values())
+        return any(p.elem_type in halves for p in ports) or any(
+            t.data_type in halves for t in self.proto.graph.initializer
+        )
+
     def with_shapes(self, shapes: Mapping[str, tuple[Size, ...]]) -> ConcreteGraph:
         """Replace the shapes of the inputs.
 

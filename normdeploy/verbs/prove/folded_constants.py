@@ -23,6 +23,8 @@ from .field_values import Approx, Field, NotEvaluated, Value
 _WAYS = 6
 # dtype of stored numbers → half an ulp of numbers of 1 or more
 _UNITS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
+# dtype of stored numbers → half of the smallest number above 0
+_TINY = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134, "float64": 2.0**-1074}
 
 
 @dataclass(frozen=True)
@@ -281,8 +283,8 @@ def _compare(name: str, value: Value, exact: Value, graph: ConcreteGraph) -> Rou
     unit = _UNITS.get(dtype, 2.0**-24)
     numbers = stored.astype(np.float64)
     difference = np.abs(numbers - approx.numbers)
-    # The last term covers subnormal numbers, the third the rounding of the float64 computation itself.
-    allowed = unit * (approx.roundings + 1) * approx.magnitude + 2.0**-48 * approx.magnitude + 2.0**-149
+    # The last term covers subnormal numbers, the second the rounding of the float64 computation itself.
+    allowed = unit * (approx.roundings + 1) * approx.magnitude + 2.0**-48 * approx.magnitude + _TINY.get(dtype, 2.0**-150)
     if (difference > allowed).any():
         return None
     ulps = np.spacing(np.abs(stored.astype(np.float32))).astype(np.float64)

@@ -21,8 +21,10 @@ from .folded_constants import RoundedConstant
 from .proof_result import Counterexample, FileProof, Place, Verdict
 from .prove_options import ProveCall
 
-# Relative difference in float64 above which files differ by more than the rounding of constants
-_ROUNDING = 2.0**-16
+# Relative difference in float64 above which files differ by more than the rounding of constants of float32
+_ROUNDING = 2.0**-20
+# The same for constants of half precision
+_HALF_ROUNDING = 2.0**-7
 
 
 @take_fields_as_arguments(ProveCall)
@@ -119,21 +121,23 @@ def _find_obstacle(compared: Comparison) -> str:
     return ""
 
 
-def _choose_sizes(pair: FilePair) -> dict[str, int]:
-    """Choose small sizes of the open dims at which the first file runs."""
+def _choose_sizes(pair: FilePair) -> list[dict[str, int]]:
+    """Choose sizes of the open dims at which the first file runs: two rows of different sizes, and ones."""
     if not pair.symbols:
-        return {}
+        return [{}]
     runner = Float64File(pair.first)
     ports = [one for one, _ in pair.inputs]
-    tried = list(iter_sizes(pair.symbols))
-    for sizes in tried:
+    chosen = []
+    for sizes in iter_sizes(pair.symbols):
         feeds = draw_feeds(ports, pair.shapes_at(sizes), np.random.default_rng(0))
         try:
             runner.run(feeds, {})
         except FAILURES:
             continue
-        return sizes
-    return tried[0]
+        chosen.append(sizes)
+        if len(chosen) == 2:
+            break
+    return [*chosen, dict.fromkeys(pair.symbols, 1)]
 
 
 def _describe_undefined(compared: Comparison) -> str:
@@ -147,7 +151,6 @@ def _describe_undefined(compared: Comparison) -> str:
 
 def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> FileProof:
     """Say how the files differ, or why the proof stops."""
-    sizes = _choose_sizes(pair)
     found = [compared.first_difference(side) for side in (0, 1)]
     draft.places = (found[0][0] if found[0] else None, found[1][0] if found[1] else None)
     unknown = [f"{place.op} ({reason})" for place, reason in filter(None, found) if reason]
@@ -157,11 +160,11 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> 
     random_ops = compared.random_ops()
     difference = None
     if not random_ops:
-        difference = find_difference(pair, [sizes], (numbers[0], numbers[1]))
+        difference = find_difference(pair, _choose_sizes(pair), (numbers[0], numbers[1]))
     changed = list(compared.changed_constants())
     only_constants = bool(changed) and compared.is_equal_with(changed)
     shown = None if difference is None else difference.shown
-    if shown is not None and difference is not None and _is_conclusive(difference, changed, only_constants):
+    if shown is not None and difference is not None and _is_conclusive(difference, pair, only_constants=only_constants):
         if only_constants:
             one, other = changed[0]
             reason = f"B stores other numbers in {other!r} than A in {one!r}"
@@ -173,16 +176,15 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> 
     return draft.finish(Verdict.UNKNOWN, _describe_obstacle(draft, unknown, changed, difference, random_ops))
 
 
-def _is_conclusive(difference: Difference, changed: Sequence[tuple[str, str]], only_constants: bool) -> bool:
+def _is_conclusive(difference: Difference, pair: FilePair, *, only_constants: bool) -> bool:
     """Return True if a difference in float64 shows that the files differ.
 
-    Constants that were folded in an unknown way cause small differences. They may be rounded correctly.
+    A tool may have folded constants in a way that the proof does not know. Then the constants may be rounded correctly,
+    and cause small differences. If only stored constants differ, any difference is conclusive.
     """
-    if only_constants:
-        return difference.is_exact or difference.relative > _ROUNDING
-    if changed or not difference.is_exact:
-        return difference.relative > _ROUNDING
-    return True
+    if only_constants and difference.is_exact:
+        return True
+    return difference.relative > (_HALF_ROUNDING if pair.first.is_half or pair.second.is_half else _ROUNDING)
 
 
 def _describe_obstacle(
