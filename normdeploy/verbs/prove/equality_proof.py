@@ -79,7 +79,14 @@ class Comparison:
     @property
     def is_defined_alike(self) -> bool:
         """Return True if both files divide by the same values and take roots of the same values."""
-        return self.traces[0].facts.found == self.traces[1].facts.found
+        return not self.undefined_kinds()
+
+    def undefined_kinds(self) -> list[str]:
+        """List the kinds of arguments that only one file requires to be valid."""
+        first, second = (trace.facts.found for trace in self.traces)
+        kinds = sorted(first.keys() | second.keys())
+        safe = self.point.safe.found
+        return [k for k in kinds if (first.get(k, set()) ^ second.get(k, set())) - safe.get(k, set())]
 
     def propose_exact_constants(self, side: int) -> bool:
         """Replace constants of one file by exact values from the other file.

@@ -150,9 +150,22 @@ class Call:
             total = self.approx_of(np.add, x, y, linear=True)
             assert total is not None
             approx = Approx(approx.numbers, total.magnitude, total.roundings)
-        return field.made(
+        difference = field.made(
             made, x.degree.plus(y.degree), kind=_joint_kind(x, y), approx=approx, axes=joint_axes([x, y])
         )
+        if x.moment is not None and approx is None and self._is_variance(difference, *x.moment):
+            difference.sign = Sign.NOT_NEGATIVE
+        return difference
+
+    def _is_variance(self, x: Value, of: Value, axes: tuple[int, ...]) -> bool:
+        """Return True if ``x`` is the mean of (of - mean of ``of``)² over the axes, and so not negative."""
+        centered = self.subtract(of, self.mean(of, axes))
+        variance = self.mean(self.multiply(centered, centered), axes)
+        self.field.note_compared(x, variance)
+        a, b = self.field.residues(x), self.field.residues(variance)
+        if a.size != b.size or [f for f in x.factors if f] != [f for f in variance.factors if f]:
+            return False
+        return bool(np.array_equal(a.reshape(len(a), -1), b.reshape(len(b), -1)))
 
     def multiply(self, x: Value, y: Value) -> Value:
         """Multiply."""
@@ -160,10 +173,15 @@ class Call:
         field = self.field
         a, b = field.align([x, y])
         sign = min(x.sign, y.sign)
-        if x is y or (sign is Sign.UNKNOWN and x.shape == y.shape and field.digest(x) == field.digest(y)):
+        square = x is y or (x.shape == y.shape and x.axes == y.axes and field.digest(x) == field.digest(y))
+        if square:
+            field.note_compared(x, y)
             sign = max(sign, Sign.NOT_NEGATIVE)
+            if x.root_of is not None:
+                # The root records that its argument is not negative.
+                return replace(x.root_of, sign=max(x.root_of.sign, Sign.NOT_NEGATIVE))
         made = field.arithmetic.multiply(field.residues(a), field.residues(b))
-        return field.made(
+        product = field.made(
             made,
             x.degree.times(y.degree),
             kind=_joint_kind(x, y),
@@ -171,6 +189,11 @@ class Call:
             sign=sign,
             axes=joint_axes([x, y]),
         )
+        if square:
+            product.square_of = x
+        elif x.moment is not None and math.prod(y.points) == 1:
+            product.moment = x.moment
+        return product
 
     def inverse(self, x: Value) -> Value:
         """Compute 1/x, and record where it is not defined."""
@@ -224,13 +247,14 @@ class Call:
     def root(self, x: Value) -> Value:
         """Compute √x as the inverse of an unknown function of x."""
         made = self._inverse_of_nonzero(self._unknown_inverse_root(x))
+        made.root_of = x
         made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.NOT_NEGATIVE
         return made
 
     def inverse_root(self, x: Value) -> Value:
         """Compute 1/√x, and record where it is not defined."""
         made = self._unknown_inverse_root(x)
-        if not x.is_constant and x.sign is not Sign.POSITIVE:
+        if not x.is_constant:
             self.field.require_nonzero(self._inverse_of_nonzero(made))
         return made
 
@@ -241,7 +265,21 @@ class Call:
             self.field.require_nonzero(x, "root")
         made = self.field.unknown_function("1/sqrt", [x], approx=approx)
         made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.NOT_NEGATIVE
+        if approx is not None:
+            self._use_rational_roots(x, made)
         return made
+
+    def _use_rational_roots(self, x: Value, made: Value) -> None:
+        """Replace the unknown 1/√x by the number where x is the square of a float."""
+        field = self.field
+        known = field.approx(x)
+        if known is None or made.residues is None or not known.numbers.all():
+            return
+        root = np.sqrt(known.numbers)
+        residues = field.arithmetic.from_floats(root)
+        square = (field.arithmetic.multiply(residues, residues) == field.residues(x)).all(axis=0)
+        if square.any():
+            made.residues = np.where(square, field.arithmetic.inverse(residues), made.residues)
 
     def sum(self, x: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
         """Add along axes. The points of an open size have weights that add up to the size."""
@@ -264,7 +302,7 @@ class Call:
         left: list[Axis] = [() if i in places else axis for i, axis in enumerate(x.factors)]
         if not keepdims:
             left = [axis for i, axis in enumerate(x.factors) if i not in places]
-        return field.made(
+        total = field.made(
             made,
             degree.plus(degree, terms),
             kind=_joint_kind(x),
@@ -272,6 +310,9 @@ class Call:
             sign=x.sign,
             axes=closed_if_static(left) if x.is_open else None,
         )
+        if x.square_of is not None:
+            total.moment = (x.square_of, places)
+        return total
 
     def mean(self, x: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
         """Compute the mean along axes."""
@@ -298,6 +339,8 @@ class Call:
             count = abs(whole) // 2
         if count == 1:
             return base
+        if count == 2 and base.root_of is not None:
+            return self.multiply(base, base)
         field = self.field
         degree = Degree()
         for _ in range(count):
@@ -307,7 +350,10 @@ class Call:
             sign = max(sign, Sign.NOT_NEGATIVE)
         made = field.arithmetic.power(field.residues(base), count)
         approx = self.approx_of(lambda v: np.power(v, exponent), x)
-        return field.made(made, degree, kind=x.kind, approx=approx, sign=sign, axes=x.axes)
+        result = field.made(made, degree, kind=x.kind, approx=approx, sign=sign, axes=x.axes)
+        if count == 2:
+            result.square_of = base
+        return result
 
     def unary(self, name: str, x: Value, sign: Sign = Sign.UNKNOWN) -> Value:
         """Apply an unknown function of one number."""
@@ -338,6 +384,10 @@ class Call:
         order = self.order_of(x, y)
         if order is not None:
             return _where_stored(self, order > 0, x, y)
+        for one, other in ((x, y), (y, x)):
+            # A lower bound of zero or less does not change a value that is not negative.
+            if one.sign >= Sign.NOT_NEGATIVE and _is_at_most_zero(other):
+                return _broadcast_like(self, one, [other])
         made = self.field.unknown_function(
             "max", [x, y], symmetric=True, approx=self.approx_of(np.maximum, x, y), kind=_joint_kind(x, y)
         )
@@ -389,10 +439,11 @@ class Call:
             return self._regroup(x, [Size.from_int(n) for n in shape])
         whole = tuple(n for n in shape if isinstance(n, int))
         if x.stored is not None:
-            return replace(x, stored=x.stored.reshape(whole), shape=whole, residues=None, digest=b"")
+            return replace(x, stored=x.stored.reshape(whole), shape=whole, residues=None, digest=b"", square_of=None, root_of=None)
         a = self.field.residues(x)
         approx = None if x.approx is None else x.approx.moved(lambda v: v.reshape(whole))
-        return replace(x, residues=a.reshape(a.shape[0], *whole), shape=whole, approx=approx, digest=b"")
+        residues = a.reshape(a.shape[0], *whole)
+        return replace(x, residues=residues, shape=whole, approx=approx, digest=b"", square_of=None, root_of=None)
 
     def _regroup(self, x: Value, sizes: Sequence[Size]) -> Value:
         """Reshape a value with open axes: consecutive factors become new axes."""
@@ -410,22 +461,27 @@ class Call:
             approx=None,
             digest=b"",
             axes=closed_if_static(axes),
+            square_of=None, root_of=None,
         )
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Permute axes."""
         shape = tuple(x.points[i] for i in perm)
         if x.stored is not None:
-            return replace(x, stored=x.stored.transpose(perm), shape=shape, residues=None, digest=b"")
+            moved = x.stored.transpose(perm)
+            return replace(x, stored=moved, shape=shape, residues=None, digest=b"", square_of=None, root_of=None, moment=None)
         a = self.field.residues(x).transpose(0, *(i + 1 for i in perm))
         approx = None if x.approx is None else x.approx.moved(lambda v: v.transpose(perm))
         axes = None if x.axes is None else tuple(x.axes[i] for i in perm)
-        return replace(x, residues=a, shape=shape, approx=approx, digest=b"", axes=axes)
+        made = replace(x, residues=a, shape=shape, approx=approx, digest=b"", axes=axes)
+        return replace(made, square_of=None, root_of=None, moment=None)
 
     def expand(self, x: Value, shape: Sequence[int | Size]) -> Value:
         """Broadcast to ``shape``."""
         if not x.is_open and all(isinstance(n, int) for n in shape):
             whole = tuple(n for n in shape if isinstance(n, int))
+            if np.broadcast_shapes(x.dims, whole) == x.dims:
+                return x
             places = np.arange(1, x.size + 1).reshape(x.dims)
             return self.gather_places(x, np.broadcast_to(places, np.broadcast_shapes(x.dims, whole)))
         target = [self.field.axis_of_size(Size.from_int(n)) for n in shape]
@@ -438,7 +494,8 @@ class Call:
         points = np.broadcast_shapes(x.points, like.points)
         a = self.field.residues(self.field.align([x, replace(like, residues=np.zeros((1, *like.points), np.int64))])[0])
         wide = np.broadcast_to(a, (a.shape[0], *points))
-        return replace(x, stored=None, residues=wide, shape=points, approx=None, digest=b"", axes=axes)
+        made = replace(x, stored=None, residues=wide, shape=points, approx=None, digest=b"", axes=axes)
+        return replace(made, square_of=None, root_of=None, moment=x.moment if points == x.points else None)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Concatenate along an axis."""
@@ -482,7 +539,7 @@ class Call:
             weighted = field.arithmetic.multiply(
                 field.residues(left), _along_axis(field.weights(inner), left.rank - 1, left.rank)
             )
-            left = replace(left, stored=None, residues=weighted, digest=b"")
+            left = replace(left, stored=None, residues=weighted, digest=b"", square_of=None, root_of=None, moment=None)
             degree = degree.summed(size for size in inner if size.constant_value is None)
         made = np.stack(
             [
@@ -504,6 +561,10 @@ class Call:
 
     def _drop_axis(self, x: Value, axis: int) -> Value:
         return self.reshape(x, [_plain(n) for i, n in enumerate(x.sizes) if i != axis])
+
+
+def _is_at_most_zero(x: Value) -> bool:
+    return x.stored is not None and x.stored.dtype != object and bool((x.stored <= 0).all())
 
 
 def _plain(size: Size) -> int | Size:

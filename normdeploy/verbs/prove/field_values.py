@@ -120,6 +120,9 @@ class Value:
         approx: numbers of a constant that was computed from constants.
         special: the value may be infinite or NaN, and each such number is an unknown residue.
         axes: factors of the axes; None if no axis has an open size.
+        square_of: the value is the square of this value.
+        root_of: the value is the root of this value.
+        moment: the value is a sum of squares, times a constant: the value that was squared, and the summed axes.
     """
 
     shape: tuple[int, ...] | None
@@ -132,6 +135,9 @@ class Value:
     sign: Sign = Sign.UNKNOWN
     special: bool = False
     axes: tuple[Axis, ...] | None = None
+    square_of: Value | None = None
+    moment: tuple[Value, tuple[int, ...]] | None = None
+    root_of: Value | None = None
 
     @property
     def is_open(self) -> bool:
@@ -269,6 +275,7 @@ class Field:
         arithmetic: arithmetic modulo the primes.
         unknown: unknown functions.
         facts: arguments at which the side under evaluation is not defined everywhere.
+        safe: arguments that are valid at every real input.
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
     """
 
@@ -279,6 +286,7 @@ class Field:
         self.arithmetic = Residues(primes)
         self.unknown = RandomFunctions(self.arithmetic, seed)
         self.facts = Facts()
+        self.safe = Facts()
         self.poles: dict[bytes, tuple[int, int]] = {}
         # Elements to which unknown functions were applied
         self._applied = 0
@@ -524,9 +532,9 @@ class Field:
     def require_nonzero(self, x: Value, kind: str = "divisor") -> None:
         """Record that a side is defined only where ``x`` is not zero, or not negative for a root."""
         known = x.sign is Sign.POSITIVE or (kind == "root" and x.sign is Sign.NOT_NEGATIVE)
-        if not known:
-            self.note_compared(x)
-            self.facts.add(kind, self.unknown.keys(f"fact {kind}", self.residues(x)))
+        self.note_compared(x)
+        keys = self.unknown.keys(f"fact {kind}", self.residues(x))
+        (self.safe if known else self.facts).add(kind, keys)
 
 
 def _sign_of(array: Array) -> Sign:

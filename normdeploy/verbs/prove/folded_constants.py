@@ -138,7 +138,8 @@ def fold_neighbors(point: Field, graph: ConcreteGraph, trace: Trace) -> list[Val
             continue
         try:
             _fold_node(folder, node, trace.values, graph)
-        except NotEvaluated:
+        # Numbers that do not fit together are not folded.
+        except (NotEvaluated, ValueError, IndexError):
             continue
     return folder.found
 

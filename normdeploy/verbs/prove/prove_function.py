@@ -141,8 +141,7 @@ def _choose_sizes(pair: FilePair) -> list[dict[str, int]]:
 
 
 def _describe_undefined(compared: Comparison) -> str:
-    first, second = (trace.facts.found for trace in compared.traces)
-    kinds = sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
+    kinds = compared.undefined_kinds()
     return (
         f"the outputs agree, but the files are not defined at the same inputs: their arguments of {', '.join(kinds)} "
         "differ, and no structure shows that these arguments are always valid"
