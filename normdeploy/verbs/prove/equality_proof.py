@@ -15,7 +15,7 @@ import numpy as np
 from ...graphs.symbolic_sizes import Size
 from .field_ops import Call
 from .field_run import RANDOM, ConcreteGraph, Trace, evaluate_graph
-from .field_values import Field, Value
+from .field_values import Field, Value, hash_matrix, is_large_matrix
 from .file_pair import FilePair, Port
 from .folded_constants import RoundedConstant, fold_neighbors, match_constants
 from .proof_result import Place
@@ -214,8 +214,9 @@ def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Com
     )
     primes = _PRIMES
     points = _POINTS
+    shared = _shared_matrices(first, second)
     while True:
-        point = Field(draw_primes(primes, rng), rng.getrandbits(128), points)
+        point = Field(draw_primes(primes, rng), rng.getrandbits(128), points, shared)
         values = [
             point.free(f"input {i}", shape, _kind(ports[0]))
             for i, (ports, shape) in enumerate(zip(pair.inputs, shapes, strict=True))
@@ -228,6 +229,10 @@ def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Com
         compared.run(1)
         if compared.different_outputs():
             _replace_rounded_constants(compared)
+        if compared.different_outputs() and shared:
+            # The proof may need the numbers of the matrices.
+            shared = frozenset()
+            continue
         if compared.different_outputs():
             return compared
         compared.note_outputs()
@@ -237,6 +242,15 @@ def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Com
             primes = min(2 * primes, _MOST_PRIMES)
         else:
             return compared
+
+
+def _shared_matrices(first: ConcreteGraph, second: ConcreteGraph) -> frozenset[bytes]:
+    """Hash the large matrices that both files store, as they are or transposed."""
+    hashes = []
+    for graph in (first, second):
+        large = [a for a in graph.constants.values() if is_large_matrix(a)]
+        hashes.append({hash_matrix(a) for a in large} | {hash_matrix(a.T) for a in large})
+    return frozenset(hashes[0] & hashes[1])
 
 
 def _replace_rounded_constants(compared: Comparison) -> None:

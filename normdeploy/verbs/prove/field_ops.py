@@ -529,6 +529,9 @@ class Call:
         field = self.field
         if x.rank < 1 or y.rank < 1:
             raise NotEvaluated("MatMul of a scalar")
+        shared = field.shared_hash(y)
+        if shared is not None:
+            return self._apply_shared_matrix(x, y, shared)
         left = x if x.rank > 1 else self.reshape(x, (1, *x.sizes))
         right = y if y.rank > 1 else self.reshape(y, (*y.sizes, 1))
         inner = left.factors[-1]
@@ -558,6 +561,16 @@ class Call:
         if y.rank == 1:
             product = self._drop_axis(product, product.rank - 1)
         return product
+
+    def _apply_shared_matrix(self, x: Value, y: Value, shared: bytes) -> Value:
+        """Multiply by a large matrix that both files store, as an unknown function of each row."""
+        field = self.field
+        if is_open_axis(x.factors[-1]) or x.points[-1] != y.points[0]:
+            raise NotEvaluated("sizes that may differ")
+        keys = field.unknown.row_keys(f"matrix {shared.hex()}", field.residues(x))
+        wide = field.unknown.extend_keys(keys.reshape(2, -1), y.points[1])
+        axes = closed_if_static((*x.factors[:-1], axis_of_length(y.points[1]))) if x.is_open else None
+        return field.from_keys("", wide.reshape(2, *x.points[:-1], y.points[1]), [x], axes=axes)
 
     def _drop_axis(self, x: Value, axis: int) -> Value:
         return self.reshape(x, [_plain(n) for i, n in enumerate(x.sizes) if i != axis])
@@ -1188,8 +1201,14 @@ def _gather(call: Call) -> Value:
     if x.is_open:
         raise NotEvaluated("Gather from an open size")
     rows = x.dims[axis]
+    shared = field.shared_hash(x)
+    if shared is not None and axis == 0:
+        keys = field.unknown.keys(f"table {shared.hex()}", field.residues(index))
+        wide = field.unknown.extend_keys(keys.reshape(2, -1), x.dims[1]).reshape(2, *index.points, x.dims[1])
+        axes = closed_if_static((*index.factors, axis_of_length(x.dims[1]))) if index.is_open else None
+        return field.from_keys("", wide, [index], axes=axes)
     keys = field.unknown.keys(f"row of {rows}", field.residues(index))
-    picks = _extend_keys(field, keys.reshape(2, -1), rows)
+    picks = field.unknown.extend_keys(keys.reshape(2, -1), rows)
     field.note_compared(index)
     weights = field.made(field.unknown.from_keys(picks), Degree(1))
     field.note_applied(weights.size)
@@ -1210,18 +1229,15 @@ def _gather(call: Call) -> Value:
     return replace(call.transpose(picked, [*before, *range(lead), *after]), kind=x.kind, sign=Sign.UNKNOWN)
 
 
-def _extend_keys(field: Field, keys: Array, count: int) -> Array:
-    """Derive ``count`` keys from each key.
-
-    Returns:
-        uint64 with shape (2, keys, count).
-    """
-    base = field.unknown.fill("rows", (count,))[:2].astype(np.uint64)
-    return (keys[:, :, None] + (base << np.uint64(31))[:, None, :]) ^ base[::-1][:, None, :]
-
-
-def _gather_elements(call: Call) -> Any:
-    return _reference_move(call)
+def _gather_elements(call: Call) -> Value:
+    x = call.data(0)
+    index = call.numbers(1)
+    assert index is not None
+    axis = call.attrs.get("axis", 0) % x.rank
+    grid = list(np.indices(index.shape))
+    grid[axis] = index
+    places = np.arange(1, x.size + 1).reshape(x.dims)
+    return call.gather_places(x, places[tuple(grid)])
 
 
 def _pad(call: Call) -> Any:
@@ -1843,7 +1859,7 @@ TABLE: dict[str, Op] = {
     "Slice": _evaluator_move,
     "Tile": _evaluator_move,
     "Gather": _gather,
-    "GatherElements": _reference_move,
+    "GatherElements": _gather_elements,
     "GatherND": _reference_move,
     "Trilu": _reference_move,
     "DepthToSpace": _reference_move,

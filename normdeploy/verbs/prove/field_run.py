@@ -183,9 +183,11 @@ def evaluate_op(
         whole = [x.stored if x is not None else None for x in inputs]
         try:
             results = integer_ops.apply_integer_op(node.op_type, whole, attrs, opset, outputs)
-        except (UnsupportedOp, NoPolynomial) as error:
-            raise NotEvaluated(str(error)) from error
-        return [point.constant(np.asarray(r)) for r in results if r is not None]
+            return [point.constant(np.asarray(r)) for r in results if r is not None]
+        except (UnsupportedOp, NoPolynomial, TypeError) as error:
+            # The op may still have a definition for open sizes.
+            if node.op_type not in TABLE or node.op_type in ("Slice", "Gather"):
+                raise NotEvaluated(str(error)) from error
     function = TABLE.get(node.op_type)
     if function is not None and (not domain or (domain == "com.microsoft" and node.op_type in _SAME_IN_CONTRIB)):
         made = function(Call(point, node.op_type, inputs, attrs, opset, outputs))
@@ -329,6 +331,8 @@ def _unknown_node(
     inferred = {}
     if all(x is None or x.is_known for x in inputs) and not _shape_depends_on_values(node, inputs):
         inferred = _infer_sizes(node, domain, inputs, graph, term)
+        if node.op_type == "Slice":
+            inferred |= _sizes_of_open_slice(point, node, inputs)
     for i, name in enumerate(node.output):
         digest = _hash(term, str(i))
         kind = _kind_of(graph.kinds.get(name))
@@ -383,6 +387,30 @@ def _infer_sizes(
     return found
 
 
+def _sizes_of_open_slice(
+    point: Field, node: onnx.NodeProto, inputs: Sequence[Value | None]
+) -> dict[str, list[Size]]:
+    """Compute the sizes of a Slice from 0 to an open size, such as of a table of positions.
+
+    The open size must not exceed the sliced size; the proof states this limit.
+    """
+    x, starts, ends, *others = inputs
+    numbers = [v.stored for v in (starts, ends, *others) if v is not None]
+    if x is None or any(n is None for n in numbers):
+        return {}
+    lists = [n.reshape(-1).tolist() for n in numbers if n is not None]
+    axes = lists[2] if len(lists) > 2 else list(range(len(lists[0])))
+    steps = lists[3] if len(lists) > 3 else [1] * len(axes)
+    sizes = list(x.sizes)
+    for start, end, axis, step in zip(lists[0], lists[1], axes, steps, strict=True):
+        whole = sizes[axis].constant_value
+        if start != 0 or step != 1 or not isinstance(end, Size) or whole is None:
+            return {}
+        sizes[axis] = end
+        point.limits.add((end, whole))
+    return {node.output[0]: sizes}
+
+
 def _dim_name(size: Size, named: MutableMapping[str, Size]) -> int | str:
     if size.constant_value is not None:
         return size.constant_value
@@ -403,6 +431,7 @@ def _shape_depends_on_values(node: onnx.NodeProto, inputs: Sequence[Value | None
     if node.op_type in ("NonZero", "Unique", "NonMaxSuppression", "Compress", "If", "Loop", "Scan", "SequenceMap"):
         return True
     return any(x is not None and x.kind == "i" and x.stored is None for x in inputs[1:]) and node.op_type not in (
+        "Gather",
         "GatherElements",
         "GatherND",
         "ScatterND",

@@ -275,23 +275,41 @@ class Field:
         arithmetic: arithmetic modulo the primes.
         unknown: unknown functions.
         facts: arguments at which the side under evaluation is not defined everywhere.
+        shared: hashes of large matrices that both files store. They count as unknown functions, which is much faster
+            than exact products.
+        limits: open sizes, each with the largest size for which the proof holds.
         safe: arguments that are valid at every real input.
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
     """
 
-    def __init__(self, primes: tuple[int, ...], seed: int, open_points: int = 4) -> None:
+    def __init__(
+        self, primes: tuple[int, ...], seed: int, open_points: int = 4, shared: frozenset[bytes] = frozenset()
+    ) -> None:
         self.open_points = open_points
+        self._shared = shared
+        self._hashes: dict[tuple[object, ...], bytes] = {}
         # Points that the few-points lemma requires
         self.required_points = 0
         self.arithmetic = Residues(primes)
         self.unknown = RandomFunctions(self.arithmetic, seed)
         self.facts = Facts()
         self.safe = Facts()
+        self.limits: set[tuple[Size, int]] = set()
         self.poles: dict[bytes, tuple[int, int]] = {}
         # Elements to which unknown functions were applied
         self._applied = 0
         self._degree = 1
         self._height = 64
+
+    def shared_hash(self, x: Value) -> bytes | None:
+        """Return the hash of a large matrix that both files store; None for any other value."""
+        if not self._shared or x.stored is None or not is_large_matrix(x.stored):
+            return None
+        place = (x.stored.__array_interface__["data"][0], x.stored.shape, x.stored.strides)
+        if place not in self._hashes:
+            self._hashes[place] = hash_matrix(x.stored)
+        found = self._hashes[place]
+        return found if found in self._shared else None
 
     # ------------------------------------------------------------ error probability
 
@@ -385,8 +403,8 @@ class Field:
         if array.dtype.name in ("float16", "bfloat16"):
             array = array.astype(np.float32)
         special = not bool(np.isfinite(array).all())
-        height = 64
-        if array.size and not special:
+        height = 53 + (1100 if array.dtype == np.float64 else 150)
+        if array.size < 2**16 and array.size and not special:
             exponents = np.frexp(array.astype(np.float64))[1]
             height = 53 + int(np.abs(exponents).max())
         return Value(array.shape, "f", stored=array, degree=Degree(0, height), sign=_sign_of(array), special=special)
@@ -429,6 +447,8 @@ class Field:
 
     def digest(self, x: Value) -> bytes:
         """Compute the digest of the value's term. Values with equal residues have equal digests."""
+        if not x.digest and x.stored is not None and x.stored.size >= _LARGE and x.stored.dtype != object:
+            x.digest = hash_matrix(x.stored)
         if not x.digest:
             hashed = hashlib.blake2b(repr((x.shape, x.kind == "o", x.axes)).encode(), digest_size=16)
             if x.residues is None and x.stored is not None:
@@ -535,6 +555,22 @@ class Field:
         self.note_compared(x)
         keys = self.unknown.keys(f"fact {kind}", self.residues(x))
         (self.safe if known else self.facts).add(kind, keys)
+
+
+# Number of elements from which a matrix is large
+_LARGE = 2**16
+
+
+def is_large_matrix(array: Array) -> bool:
+    """Return True for a matrix that takes long to convert to residues."""
+    return array.ndim == 2 and array.size >= _LARGE and array.dtype.kind == "f"
+
+
+def hash_matrix(array: Array) -> bytes:
+    """Hash the numbers of a matrix in row-major order."""
+    hashed = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
+    hashed.update(np.ascontiguousarray(array))
+    return hashed.digest()
 
 
 def _sign_of(array: Array) -> Sign:

@@ -170,7 +170,7 @@ def _fold_linear(folder: _Folder, node: onnx.NodeProto, inputs: list[Value | Non
     attrs = plain_attributes(node)
     weight = inputs[1]
     bias = inputs[2] if len(inputs) > 2 else None
-    if weight is None or not weight.is_constant or (bias is not None and not bias.is_constant):
+    if weight is None or folder.point.shared_hash(weight) is not None or not weight.is_constant or (bias is not None and not bias.is_constant):
         return
     axis = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0 if attrs.get("transB") else 1}.get(node.op_type, weight.rank - 1)
     if weight.rank < 2 or (node.op_type == "MatMul" and weight.rank > 2) or attrs.get("group", 1) != 1:

@@ -101,7 +101,10 @@ def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     obstacle = _find_obstacle(compared)
     if obstacle:
         return draft.finish(Verdict.UNKNOWN, obstacle)
-    draft.sizes = "for all sizes of 1 or more" if pair.symbols else "for the sizes that the files state"
+    draft.sizes = "for the sizes that the files state"
+    if pair.symbols:
+        limits = sorted(f"{size} ≤ {most}" for size, most in compared.point.limits)
+        draft.sizes = "for all sizes of 1 or more" + (f" with {', '.join(limits)}" if limits else "")
     verdict = Verdict.ROUNDED if draft.rounded else Verdict.EQUAL
     return draft.finish(verdict, bits=compared.point.security_bits)
 

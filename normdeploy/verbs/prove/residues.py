@@ -305,6 +305,32 @@ class RandomFunctions:
             made[j] = (_scramble(word) % np.uint64(p)).astype(np.int64)
         return made
 
+    @np.errstate(over="ignore")
+    def row_keys(self, name: str, argument: Array) -> Array:
+        """Compute one key for each row of the last axis.
+
+        Returns:
+            uint64 with shape (2, ...) without the last axis.
+        """
+        keys = self.keys(name, argument)
+        places = self.fill(f"{name} places", (argument.shape[-1],))[:2].astype(np.uint64)
+        odd = (places << np.uint64(32)) | (_scramble(places) >> np.uint64(32)) | np.uint64(1)
+        shape = (2,) + (1,) * (keys.ndim - 2) + (argument.shape[-1],)
+        return _scramble(np.add.reduce(_scramble(keys * odd.reshape(shape)), axis=-1))
+
+    @np.errstate(over="ignore")
+    def extend_keys(self, keys: Array, count: int) -> Array:
+        """Derive ``count`` keys from each key.
+
+        Args:
+            keys: uint64 with shape (2, n).
+
+        Returns:
+            uint64 with shape (2, n, count).
+        """
+        index = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        return _scramble(keys[:, :, None] + index)
+
     def apply(self, name: str, *arguments: Array) -> Array:
         """Apply the function ``name`` element by element.
 
