@@ -5,7 +5,7 @@
     python -m benchmarks.prove table FOLDER
 
 ``planted`` draws small graphs, rewrites each without changing its function, plants one fault in the result, and asks
-for a verdict. The truth comes from onnx-independent float64 runs at several sizes. ``tools`` runs optimizers over the
+for a verdict. The truth comes from float64 runs at several sizes. ``tools`` runs optimizers over the
 .onnx files in MODELS (``python -m benchmarks.corpus write MODELS`` makes some) and asks for a verdict on each result.
 Both write JSON into FOLDER. ``table`` writes ``benchmarks/results/prove.md`` from it.
 """
@@ -297,7 +297,10 @@ def _change_constant(model: onnx.ModelProto, rng: np.random.Generator, ulp: bool
 
 
 def _change_attribute(
-    model: onnx.ModelProto, rng: np.random.Generator, names: Sequence[str], change: Callable[[onnx.AttributeProto], bool]
+    model: onnx.ModelProto,
+    rng: np.random.Generator,
+    names: Sequence[str],
+    change: Callable[[onnx.AttributeProto], bool],
 ) -> bool:
     found = [a for n in model.graph.node for a in n.attribute if a.name in names]
     return bool(found) and change(found[_pick(rng, found)])
@@ -600,13 +603,13 @@ def _planted_table(outcomes: list[Outcome]) -> list[str]:
         "",
         f"{len(faulty)} pairs with one fault, {len(alike)} pairs without; {mean:.2f} s per verdict on average.",
         "",
-        f"- wrong \"equal\": {len(wrong)}",
-        f"- \"equal up to rounding\" for a fault that float64 shows: {len(rounded)}; the largest difference of a constant "
-        f"is {max((o.ulps for o in rounded), default=0.0):.1f} ulp, as the verdict states",
+        f'- wrong "equal": {len(wrong)}',
+        f'- "equal up to rounding" for a fault that float64 shows: {len(rounded)}; the largest difference of a '
+        f"constant is {max((o.ulps for o in rounded), default=0.0):.1f} ulp, as the verdict states",
         f"- equal pairs that are proved: {proved} of {len(alike)}; called different: {len(false)}",
         f"- crashes: {sum(o.verdict == 'crash' for o in outcomes)}",
         "",
-        "\"No effect\" counts faults that float64 does not show, such as one in a value that a clamp cuts off.",
+        '"No effect" counts faults that float64 does not show, such as one in a value that a clamp cuts off.',
         "",
         "| fault | pairs | different | not known | equal | up to rounding | no effect: equal, other |",
         "| --- | --- | --- | --- | --- | --- | --- |",

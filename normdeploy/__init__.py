@@ -55,7 +55,20 @@ __all__ = [
 # set is kept.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_VERBS = ("bench", "bisect", "build", "check", "export", "inspect", "optimize", "package", "prove", "recheck", "run", "verify")
+_VERBS = (
+    "bench",
+    "bisect",
+    "build",
+    "check",
+    "export",
+    "inspect",
+    "optimize",
+    "package",
+    "prove",
+    "recheck",
+    "run",
+    "verify",
+)
 _HOMES = {
     **{verb: f"verbs.{verb}.{verb}_function" for verb in _VERBS},
     "export_genai": "verbs.export.genai_export",

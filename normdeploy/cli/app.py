@@ -16,7 +16,22 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, escape_lines
-from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, prove, recheck, run, signals, verify
+from . import (
+    bench,
+    bisect,
+    build,
+    check,
+    export,
+    fleet,
+    inspect,
+    optimize,
+    package,
+    prove,
+    recheck,
+    run,
+    signals,
+    verify,
+)
 from .stored import add_store_option
 from .supervised import supervise_in_child
 from .verbose import add_common_options

@@ -133,9 +133,7 @@ def _element(array: np.ndarray, index: tuple[int, ...]) -> float:
         return float("nan")
 
 
-def _iter_feeds(
-    pair: FilePair, sizes: Sequence[Mapping[str, int]]
-) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def _iter_feeds(pair: FilePair, sizes: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     ports = [one for one, _ in pair.inputs]
     whole = any(p.elem_type not in (1, 10, 11, 16) for p in ports)
     for size in sizes:

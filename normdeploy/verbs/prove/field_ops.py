@@ -439,7 +439,9 @@ class Call:
             return self._regroup(x, [Size.from_int(n) for n in shape])
         whole = tuple(n for n in shape if isinstance(n, int))
         if x.stored is not None:
-            return replace(x, stored=x.stored.reshape(whole), shape=whole, residues=None, digest=b"", square_of=None, root_of=None)
+            return replace(
+                x, stored=x.stored.reshape(whole), shape=whole, residues=None, digest=b"", square_of=None, root_of=None
+            )
         a = self.field.residues(x)
         approx = None if x.approx is None else x.approx.moved(lambda v: v.reshape(whole))
         residues = a.reshape(a.shape[0], *whole)
@@ -461,7 +463,8 @@ class Call:
             approx=None,
             digest=b"",
             axes=closed_if_static(axes),
-            square_of=None, root_of=None,
+            square_of=None,
+            root_of=None,
         )
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
@@ -469,7 +472,9 @@ class Call:
         shape = tuple(x.points[i] for i in perm)
         if x.stored is not None:
             moved = x.stored.transpose(perm)
-            return replace(x, stored=moved, shape=shape, residues=None, digest=b"", square_of=None, root_of=None, moment=None)
+            return replace(
+                x, stored=moved, shape=shape, residues=None, digest=b"", square_of=None, root_of=None, moment=None
+            )
         a = self.field.residues(x).transpose(0, *(i + 1 for i in perm))
         approx = None if x.approx is None else x.approx.moved(lambda v: v.transpose(perm))
         axes = None if x.axes is None else tuple(x.axes[i] for i in perm)
@@ -1825,9 +1830,7 @@ TABLE: dict[str, Op] = {
     "HardSwish": lambda call: call.multiply(
         call.data(0),
         call.smallest(
-            call.largest(
-                call.add(call.divide(call.data(0), call.number(6.0)), call.number(0.5)), call.number(0.0)
-            ),
+            call.largest(call.add(call.divide(call.data(0), call.number(6.0)), call.number(0.5)), call.number(0.0)),
             call.number(1.0),
         ),
     ),

@@ -506,7 +506,13 @@ class Field:
         return Value(residues.shape[1:], kind, None, residues, b"", approx, degree, sign, special, axes)
 
     def unknown_function(
-        self, name: str, arguments: list[Value], *, approx: Approx | None = None, symmetric: bool = False, kind: str = "f"
+        self,
+        name: str,
+        arguments: list[Value],
+        *,
+        approx: Approx | None = None,
+        symmetric: bool = False,
+        kind: str = "f",
     ) -> Value:
         """Apply an unknown function element by element.
 

@@ -123,9 +123,7 @@ def _ports(values: Iterable[onnx.ValueInfoProto]) -> Iterator[Port]:
         tensor = value.type.tensor_type
         shape: Shape | None = None
         if tensor.HasField("shape"):
-            shape = tuple(
-                d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim
-            )
+            shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
         yield Port(value.name, tensor.elem_type, shape)
 
 
@@ -311,4 +309,3 @@ def draw_feeds(
         else:
             feeds[port.name] = rng.integers(0, limit, shape).astype(dtype)
     return feeds
-

@@ -170,7 +170,12 @@ def _fold_linear(folder: _Folder, node: onnx.NodeProto, inputs: list[Value | Non
     attrs = plain_attributes(node)
     weight = inputs[1]
     bias = inputs[2] if len(inputs) > 2 else None
-    if weight is None or folder.point.shared_hash(weight) is not None or not weight.is_constant or (bias is not None and not bias.is_constant):
+    if (
+        weight is None
+        or folder.point.shared_hash(weight) is not None
+        or not weight.is_constant
+        or (bias is not None and not bias.is_constant)
+    ):
         return
     axis = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0 if attrs.get("transB") else 1}.get(node.op_type, weight.rank - 1)
     if weight.rank < 2 or (node.op_type == "MatMul" and weight.rank > 2) or attrs.get("group", 1) != 1:
@@ -212,9 +217,7 @@ def _fold_binary(folder: _Folder, node: onnx.NodeProto, inputs: list[Value | Non
     folder.record(node.output[0], made)
 
 
-def _statistics_as_affine(
-    folder: _Folder, node: onnx.NodeProto, inputs: list[Value | None]
-) -> tuple[Value, Value]:
+def _statistics_as_affine(folder: _Folder, node: onnx.NodeProto, inputs: list[Value | None]) -> tuple[Value, Value]:
     call = folder.call(plain_attributes(node))
     if any(x is None or not x.is_constant for x in inputs[1:5]):
         raise NotEvaluated("statistics that are no constants")
@@ -285,7 +288,9 @@ def _compare(name: str, value: Value, exact: Value, graph: ConcreteGraph) -> Rou
     numbers = stored.astype(np.float64)
     difference = np.abs(numbers - approx.numbers)
     # The last term covers subnormal numbers, the second the rounding of the float64 computation itself.
-    allowed = unit * (approx.roundings + 1) * approx.magnitude + 2.0**-48 * approx.magnitude + _TINY.get(dtype, 2.0**-150)
+    allowed = (
+        unit * (approx.roundings + 1) * approx.magnitude + 2.0**-48 * approx.magnitude + _TINY.get(dtype, 2.0**-150)
+    )
     if (difference > allowed).any():
         return None
     ulps = np.spacing(np.abs(stored.astype(np.float32))).astype(np.float64)

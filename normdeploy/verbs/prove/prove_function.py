@@ -156,9 +156,7 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> 
     found = [compared.first_difference(side) for side in (0, 1)]
     draft.places = (found[0][0] if found[0] else None, found[1][0] if found[1] else None)
     unknown = [f"{place.op} ({reason})" for place, reason in filter(None, found) if reason]
-    numbers = tuple(
-        {n: v.approx.numbers for n, v in exact.items() if v.approx is not None} for exact in compared.exact
-    )
+    numbers = tuple({n: v.approx.numbers for n, v in exact.items() if v.approx is not None} for exact in compared.exact)
     random_ops = compared.random_ops()
     difference = None
     if not random_ops:

@@ -240,11 +240,24 @@ _WORD = 2**64 - 1
 
 def _scramble(x: Array) -> Array:
     """Permute 64-bit words (the output function of SplitMix64)."""
-    x = x ^ (x >> np.uint64(30))
-    x = x * _MIX[0]
-    x = x ^ (x >> np.uint64(27))
-    x = x * _MIX[1]
-    return x ^ (x >> np.uint64(31))
+    made = x >> np.uint64(30)
+    made ^= x
+    made *= _MIX[0]
+    made ^= made >> np.uint64(27)
+    made *= _MIX[1]
+    made ^= made >> np.uint64(31)
+    return made
+
+
+def _pack_residues(x: Array) -> list[Array]:
+    """Pack the residues of an element into words; two residues of 31 bits fit into one word."""
+    words = []
+    for j in range(0, len(x), 2):
+        word = x[j].astype(np.uint64)
+        if j + 1 < len(x):
+            word = word | (x[j + 1].astype(np.uint64) << np.uint64(31))
+        words.append(word)
+    return words
 
 
 class RandomFunctions:
@@ -280,12 +293,14 @@ class RandomFunctions:
         """
         shape = np.broadcast_shapes(*(x.shape[1:] for x in arguments))
         made = np.empty((2, *shape), np.uint64)
+        packed = [word for x in arguments for word in _pack_residues(x)]
         for lane, start in enumerate(self.seeds(name)):
-            word = np.full(shape, start, np.uint64)
-            for x in arguments:
-                for row in x:
-                    word = _scramble((word + np.uint64(_GOLDEN)) ^ np.broadcast_to(row, shape).astype(np.uint64))
-            made[lane] = word
+            key = np.full(shape, start, np.uint64)
+            for word in packed:
+                key += np.uint64(_GOLDEN)
+                key ^= word
+                key = _scramble(key)
+            made[lane] = key
         return made
 
     @np.errstate(over="ignore")
@@ -301,8 +316,9 @@ class RandomFunctions:
         made = np.empty((len(self._field.primes), *keys.shape[1:]), np.int64)
         for j, p in enumerate(self._field.primes):
             step = np.uint64((j + 1) * _GOLDEN & _WORD)
-            word = _scramble(keys[0] + step) ^ _scramble(keys[1] ^ step)
-            made[j] = (_scramble(word) % np.uint64(p)).astype(np.int64)
+            word = _scramble(keys[0] + step)
+            word ^= _scramble(keys[1] ^ step)
+            made[j] = _remainder(word, p)
         return made
 
     @np.errstate(over="ignore")

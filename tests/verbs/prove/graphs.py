@@ -9,7 +9,9 @@ import normdeploy
 from normdeploy.verbs.prove.proof_result import FileProof
 
 
-def model(body: str, shape: str = "2, 3, 8", out: str = "2, 3, 8", opset: int = 18, **constants: object) -> onnx.ModelProto:
+def model(
+    body: str, shape: str = "2, 3, 8", out: str = "2, 3, 8", opset: int = 18, **constants: object
+) -> onnx.ModelProto:
     """Build a model that computes y from x; ``constants`` are initializers, floats as float32."""
     text = f'<ir_version: 9, opset_import: ["" : {opset}]> g (float[{shape}] x) => (float[{out}] y) {{ {body} }}'
     made = onnx.parser.parse_model(text)
