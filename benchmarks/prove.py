@@ -475,7 +475,8 @@ def judge(first: onnx.ModelProto, second: onnx.ModelProto) -> str:
     found = find_difference(pair, sizes if pair.symbols else [{}])
     if not found.ran:
         return "invalid"
-    return "different" if found.shown is not None else "alike"
+    # Rounding errors of float64 in an ill-conditioned norm stay below this difference.
+    return "different" if found.shown is not None and found.relative > 2.0**-36 else "alike"
 
 
 def planted(seed: int) -> Iterator[Outcome]:

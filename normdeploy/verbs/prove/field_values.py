@@ -453,10 +453,10 @@ class Field:
             hashed = hashlib.blake2b(repr((x.shape, x.kind == "o", x.axes)).encode(), digest_size=16)
             if x.residues is None and x.stored is not None:
                 for j in range(len(self.arithmetic.primes)):
-                    hashed.update(np.ascontiguousarray(self.residues_modulo(x, j).astype(np.uint32)))
+                    hashed.update(np.ascontiguousarray(self.residues_modulo(x, j).astype(np.uint32)).tobytes())
             else:
                 for row in self.residues(x):
-                    hashed.update(np.ascontiguousarray(row.astype(np.uint32)))
+                    hashed.update(np.ascontiguousarray(row.astype(np.uint32)).tobytes())
             x.digest = hashed.digest()
         return x.digest
 
@@ -575,7 +575,7 @@ def is_large_matrix(array: Array) -> bool:
 def hash_matrix(array: Array) -> bytes:
     """Hash the numbers of a matrix in row-major order."""
     hashed = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
-    hashed.update(np.ascontiguousarray(array))
+    hashed.update(np.ascontiguousarray(array).tobytes())
     return hashed.digest()
 
 

@@ -171,7 +171,7 @@ class Residues:
     def sum(self, a: Array, axes: tuple[int, ...], *, keepdims: bool = True) -> Array:
         """Add along axes, which are counted without the axis of the primes."""
         # 2^32 terms of 31 bits fit into int64.
-        return self.reduce(np.add.reduce(a, axis=tuple(i + 1 for i in axes), keepdims=keepdims))
+        return self.reduce(np.sum(a, axis=tuple(i + 1 for i in axes), keepdims=keepdims))
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Multiply stacks of matrices as numpy's matmul does, for each prime."""
