@@ -25,7 +25,7 @@ def prove(
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Prove that two ONNX files compute the same function, whoever wrote them, or show an input at which they differ.
+    """Prove that two ONNX files compute the same function, or show an input at which they differ.
 
     The proof is about exact arithmetic on finite numbers: rounding, overflow, NaN and infinite inputs are not covered.
 

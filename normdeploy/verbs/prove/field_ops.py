@@ -99,7 +99,7 @@ class Call:
     def approx_of(
         self, function: Callable[..., Any], *values: Value, linear: bool = False, terms: int = 1
     ) -> Approx | None:
-        """Compute constants in float64; None if a value is no constant.
+        """Compute constants in float64; None if a value is not a constant.
 
         Args:
             linear: the function adds products, so it is applied to the magnitudes too.
@@ -206,7 +206,7 @@ class Call:
         field = self.field
         approx = self.approx_of(lambda v: 1.0 / v, x)
         if any(x.degree.sums.values()):
-            # A quotient of sums over an open size is no polynomial in the weights, so 1/x is an unknown function.
+            # A quotient of sums over an open size is not a polynomial in the weights, so 1/x is an unknown function.
             made = field.unknown_function("1/x", [x])
             made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.UNKNOWN
             return made
@@ -367,7 +367,7 @@ class Call:
         """Compare constants.
 
         Returns:
-            -1, 0 or 1 for each pair of numbers; None if a value is no constant, or if rounding decides.
+            -1, 0 or 1 for each pair of numbers; None if a value is not a constant, or if rounding decides.
         """
         a, b = self.field.approx(x), self.field.approx(y)
         if a is None or b is None or not np.isfinite(a.numbers).all() or not np.isfinite(b.numbers).all():
@@ -1081,7 +1081,7 @@ def _reference_move(call: Call) -> Any:
     """Move elements as onnx's reference implementation moves their indices; zeros stay zeros."""
     x = call.data(0)
     if x.kind == "o":
-        raise NotEvaluated("its input is no number")
+        raise NotEvaluated("its input is not a number")
     others = [call.numbers(i) for i in range(1, len(call.inputs))]
     index = np.arange(1, x.size + 1).reshape(x.dims)
     made = _run_reference(call, [index, *others])
@@ -1840,7 +1840,7 @@ TABLE: dict[str, Op] = {
     "Equal": _compare("Equal", symmetric=True),
     "Less": _compare("Less"),
     "Greater": _compare("Less", swapped=True),
-    # Not(Greater) differs from LessOrEqual for NaN only, which is no real number.
+    # Not(Greater) differs from LessOrEqual for NaN only, which is not a real number.
     "LessOrEqual": _compare("Less", swapped=True, negated=True),
     "GreaterOrEqual": _compare("Less", negated=True),
     "Not": lambda call: _not_of(call, call.data(0)),

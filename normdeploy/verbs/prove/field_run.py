@@ -60,7 +60,7 @@ class ConcreteGraph:
         constants: arrays of the initializers by name.
         shapes: fixed shapes that inference found, by tensor name.
         kinds: elem_type by tensor name.
-        inputs: names of the inputs that are no initializers.
+        inputs: names of the inputs that are not initializers.
         outputs: names of the outputs.
         opsets: version by domain.
         side: identifies the file, for nodes with random results.
@@ -517,7 +517,7 @@ def body_digest(point: Field, body: onnx.GraphProto, outer: Mapping[str, Value],
         if value is None and name in graph.constants:
             value = _constant(point, graph.constants[name])
         if value is None:
-            # A body that reads what is not evaluated is equal to no other body.
+            # A body that reads an unknown tensor is different from every other body.
             return f"{graph.side} {name}"
         return (point.digest(value) if value.is_known else value.digest).hex() + value.kind
 

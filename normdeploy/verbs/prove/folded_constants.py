@@ -220,7 +220,7 @@ def _fold_binary(folder: _Folder, node: onnx.NodeProto, inputs: list[Value | Non
 def _statistics_as_affine(folder: _Folder, node: onnx.NodeProto, inputs: list[Value | None]) -> tuple[Value, Value]:
     call = folder.call(plain_attributes(node))
     if any(x is None or not x.is_constant for x in inputs[1:5]):
-        raise NotEvaluated("statistics that are no constants")
+        raise NotEvaluated("statistics that are not constants")
     gamma, beta, mean, variance = (x for x in inputs[1:5] if x is not None)
     epsilon = call.number(float(np.float32(call.attrs.get("epsilon", 1e-5))))
     scale = call.multiply(gamma, call.inverse_root(call.add(variance, epsilon)))

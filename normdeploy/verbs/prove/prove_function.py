@@ -1,4 +1,4 @@
-"""Prove that two ONNX files compute the same function, whoever wrote them.
+"""Prove that two ONNX files compute the same function.
 
 The verdict is one of four: equal, equal up to the rounding of stored constants, different (with an input that shows the
 difference), or not known (with the node that stops the proof). docs/reference/prove.md explains the method.
