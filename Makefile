@@ -7,13 +7,14 @@ CLUSTERS := .venv-clusters
 PUBLISH := .venv-publish
 HUGGINGFACE := .venv-huggingface
 GENAI := .venv-genai
+HOSTS := .venv-hosts
 # a worker gets whole files, so that what their tests share is made once; one thread for each: two workers with two
 # threads each are slower than two with one
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # of onnxruntime, where a script imports it before normdeploy (docs/reference/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish fleet-kills test-matrix huggingface genai quantization install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish test-hosts fleet-kills test-matrix huggingface genai quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -93,6 +94,17 @@ $(PUBLISH)/.installed: $(STAMP) tests/fleet/publish-requirements.txt
 test-publish: $(PUBLISH)/.installed
 	OMP_NUM_THREADS=1 $(PUBLISH)/bin/python -m pytest -m "publish or not publish" tests/fleet/test_publishing.py
 
+# onnxsim and Olive, whose pipelines run our passes, in an environment of their own, 200 MB, which sees this one
+$(HOSTS)/.installed: $(STAMP) tests/passes/requirements.txt
+	test -x $(HOSTS)/bin/python || $(BIN)/python -m venv $(HOSTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(HOSTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
+	$(HOSTS)/bin/python -m pip install --quiet --no-deps --requirement tests/passes/requirements.txt
+	touch $@
+
+# norms of models in onnxsim's simplification and in Olive's workflows; half a minute
+test-hosts: $(HOSTS)/.installed
+	OMP_NUM_THREADS=1 $(HOSTS)/bin/python -m pytest -m "hosts or not hosts" tests/passes
+
 # 200 kills of what runs a fleet, at random moments; half an hour
 fleet-kills: $(CLUSTERS)/.installed
 	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m benchmarks.fleet.kills
@@ -135,4 +147,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv $(PUBLISH) .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) $(GENAI) demo build *.egg-info
+	rm -rf .venv $(PUBLISH) .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) $(GENAI) $(HOSTS) demo build *.egg-info

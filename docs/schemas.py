@@ -163,6 +163,7 @@ class _PlacedEngine(TypedDict):
 class _Port(TypedDict):
     name: str
     dtype: str
+    shape: list[int | str | None]
     key: str
 
 
@@ -221,6 +222,7 @@ class Package(TypedDict):
     onnx: str
     configs: list[str]
     engines: list[_PlacedEngine]
+    max_batch: int
     inputs: list[_Port]
     outputs: list[_Port]
     samples: list[_Sample]

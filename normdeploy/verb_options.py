@@ -304,6 +304,20 @@ class RunnersOption:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CertificateOption:
+    """Option that writes a certificate file beside the model."""
+
+    certificate: PathLike | None = option_field(
+        None,
+        "--certificate",
+        "Write a JSON file with both sides of each rewrite, so that another program can check the rewrites without"
+        " normdeploy.",
+        metavar="C.json",
+        type=Path | None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConversionOptions:
     """Options for the file that ``export`` or ``optimize`` writes."""
 

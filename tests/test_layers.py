@@ -89,6 +89,7 @@ LIBRARIES = {
     "oras": "of the extra publish",
     "mlflow": "of the extra publish",
     "requests": "comes with the extra publish",
+    "olive.package_config": "no dependency of ours",
     "tensorrt": "of the extra tensorrt",
     "cuda.bindings": "comes with a torch for CUDA",
 }

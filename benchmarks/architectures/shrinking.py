@@ -215,9 +215,17 @@ def _shrink(config: Any, plan: Plan, ids: Mapping[int, int]) -> Any:
             continue
         changed[name] = _shrink_value(name, value, plan, ids, kept)
     if plan.widths:
+        _keep_equal_heads(values, changed)
         _fit_rotary(changed)
         _fit_state_space_heads(changed)
     return type(config)(**changed)
+
+
+def _keep_equal_heads(values: Mapping[str, Any], changed: dict[str, Any]) -> None:
+    """Give the keys as many heads as the queries if the default config does. The code may need equal numbers."""
+    keys, queries = "num_key_value_heads", "num_attention_heads"
+    if isinstance(values.get(keys), int) and values[keys] == values.get(queries):
+        changed[keys] = changed[queries]
 
 
 def _own_values(config: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..errors import NormdeployError, RuntimeUnavailable, escape_line
 from ..log import log
 from ..reports.page_templates import require_page_libraries
 from ..storage.file_replacement import resolve_writable_path, write_bytes
+from ..types import PathLike
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +47,14 @@ def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> No
     require_writable_report(reporting.report, reporting.html, used)
 
 
-def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
-    """Check the same as `require_reports`, for single files. A file that is None is skipped."""
+def require_writable_report(
+    file: PathLike | None, html: Path | None = None, used: Iterable[Any] = (), kind: str = "report"
+) -> None:
+    """Check the same as `require_reports`, for single files. A file that is None is skipped.
+
+    Args:
+        kind: name of the file in errors.
+    """
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
@@ -57,7 +64,7 @@ def require_writable_report(file: Path | None, html: Path | None = None, used: I
             path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None
         )
         if replaced is not None:
-            raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; choose another name")
+            raise NormdeployError(f"the {kind} {str(path)!r} would replace {str(replaced)!r}; choose another name")
         taken[target] = path
     if html is not None:
         require_page_libraries()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import normdeploy
 
+from ..errors import InputError
 from ..reports.report import Report
-from ..verb_options import as_keywords
+from ..verb_options import CertificateOption, as_keywords
 from ..verbs.export.export_options import EveryPartOptions, ExportOptions, GenaiOption
-from .console import print_line, print_report, require_reports, show_progress
+from .console import print_line, print_report, require_reports, require_writable_report, show_progress
 from .options import ModelFile, Output, ReportingOptions
 
 if TYPE_CHECKING:
@@ -23,19 +24,36 @@ def export(
     load: EveryPartOptions,
     folder: GenaiOption,
     options: ExportOptions,
+    proofs: CertificateOption,
     reporting: ReportingOptions,
 ) -> None:
     """Convert a PyTorch model to ONNX, with every normalization fused or folded and proved."""
+    several = load.part == "all" or (load.part is None and _is_pipeline(source))
+    if proofs.certificate is not None and (folder.genai or several):
+        raise InputError(
+            "--certificate writes the certificate of one file, but this export writes a folder; export one part with"
+            " --part NAME, or omit --certificate"
+        )
     if folder.genai:
         _export_genai(source, output, load, options, reporting)
         return
-    if load.part == "all" or (load.part is None and _is_pipeline(source)):
+    if several:
         _export_parts(source, output, load, options, reporting)
         return
     require_reports(reporting, (source, output, *options.calibrate))
+    require_writable_report(
+        proofs.certificate,
+        used=(source, output, *filter(None, (reporting.report, reporting.html))),
+        kind="certificate",
+    )
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.export(
-            source, output=output, progress=progress, **as_keywords(options), **load.load_keywords
+            source,
+            output=output,
+            progress=progress,
+            **as_keywords(options),
+            **as_keywords(proofs),
+            **load.load_keywords,
         )
     print_report(result, _build_report(source, output, result), reporting)
 

@@ -24,7 +24,7 @@ import torch
 from ..errors import ExportError, InputError
 from ..graphs.proto_queries import module_from_scope
 from ..graphs.type_opsets import raise_opset_for_types
-from ..loading.torch_state import silence_logger
+from ..loading.torch_state import PROCESS_STATE, silence_logger
 from ..model import LoadedModel
 from ..option_values import TORCH_OPSETS
 from ..storage.export_record import read_record, write_record
@@ -353,6 +353,7 @@ def _transpose_linear_weights(graph: ir.Graph) -> None:
 def silence_torch() -> Iterator[None]:
     """Discard torch's warnings, prints and logs within the context. Errors are still raised."""
     with (
+        PROCESS_STATE,
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),

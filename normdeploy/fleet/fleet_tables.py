@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from ..errors import escape_line
 from ..findings.console_tables import Column, WordTable
+from ..reports.markdown_text import markdown_list, markdown_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,6 @@ _COLOURS = {
     **{"stale": "yellow"},
 }
 _MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
-_MARKUP = re.compile(r"[\\`*|\[\]!~]")
 # Maximum number of reasons or notes that are printed.
 _MOST = 40
 # Maximum number of a step's files that are printed.
@@ -195,23 +194,15 @@ def run_to_markdown(run: FleetRun) -> str:
         Markdown.
     """
     targets, rows = cells_by_target(run)
-    lines = [f"| model | variant | {' | '.join(map(_escape_markdown, targets))} |", "|" + "---|" * (len(targets) + 2)]
+    lines = []
     for model, variant, cells in rows:
         words = ["" if c is None else f"{_MARKS[c.status]} {c.status}{_change_suffix(c, run)}" for c in cells]
-        lines.append(
-            f"| {_escape_markdown(model)} | {_escape_markdown(variant)} | "
-            f"{' | '.join(_escape_markdown(w) for w in words)} |"
-        )
-    lines += ["", summarize_counts(run)]
-    lines += [
-        "",
-        *(
-            f"- {_escape_markdown(f'{_abbreviate_names(names)}: {text}')}"
-            for text, names in _cells_by_reason(run).items()
-        ),
-    ]
-    lines += [f"- note: {_escape_markdown(note)}" for note in _abbreviate_notes(run.notes)]
-    return "\n".join(lines).rstrip() + "\n"
+        lines.append((model, variant, *words))
+    table = markdown_table(("model", "variant", *targets), lines)
+    reasons = [f"{_abbreviate_names(names)}: {text}" for text, names in _cells_by_reason(run).items()]
+    notes = [f"note: {note}" for note in _abbreviate_notes(run.notes)]
+    text = f"{table}\n{summarize_counts(run)}\n\n{markdown_list([*reasons, *notes])}"
+    return text.rstrip() + "\n"
 
 
 def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
@@ -319,8 +310,3 @@ def group_names_by_reason(reasons: Mapping[str, str]) -> list[str]:
 
 def _abbreviate_names(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _escape_markdown(text: str) -> str:
-    """Escape text for Markdown, so that a name can't add markup, links, HTML or lines."""
-    return _MARKUP.sub(r"\\\g<0>", escape_line(text)).replace("&", "&amp;").replace("<", "&lt;")

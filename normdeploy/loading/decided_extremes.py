@@ -1,4 +1,4 @@
-"""Let torch.export see that a minimum or maximum of sizes is always the same argument.
+"""Let torch.export see that a minimum or maximum of sizes is always the same argument, or a quotient the same number.
 
 torch compares the strides of tensors while it traces, and keeps a comparison that it can't decide as a guard on the
 dims. It does not know that Min(8·n + 8, 16·n + 16) is 8·n + 8 for each n ≥ 0. So the guard
@@ -7,6 +7,9 @@ Eq(Min(8·n + 8, 16·n + 16), 8·n + 8), which holds for each size, ended an exp
 An argument is dropped if the difference to another argument has one sign in the ranges of all symbols. torch computes
 the bounds of the difference by interval arithmetic, after it is expanded. The ranges begin at 0: torch's own ranges
 begin at 2, although the trace is used for the sizes 0 and 1 too.
+
+A quotient is treated alike. torch.chunk parts 2·n rows into 2 parts of (2·n + 1) // 2 rows, which is n. It counts the
+parts again, as (3·n − 1) // n. That is 2 for each n ≥ 1, because 2·n ≤ 3·n − 1 < 3·n.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import Max, Min
+from torch.utils._sympy.functions import FloorDiv, Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from .size_conditions import dim_of_symbol
 
 
 @contextlib.contextmanager
@@ -34,7 +39,10 @@ def decide_extremes() -> Iterator[None]:
 
     @functools.wraps(evaluate)
     def evaluate_decided(env: ShapeEnv, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        return evaluate(env, _drop_decided_arguments(env, orig_expr), *args, **kwargs)
+        for first, second in _iter_equal_dims(env, orig_expr):
+            # torch then replaces the second symbol by the first one.
+            evaluate(env, sympy.Eq(first, second))
+        return evaluate(env, _drop_decided_arguments(env, env.replace(orig_expr)), *args, **kwargs)
 
     ShapeEnv._evaluate_expr = evaluate_decided  # type: ignore[method-assign, assignment]
     try:
@@ -43,12 +51,26 @@ def decide_extremes() -> Iterator[None]:
         ShapeEnv._evaluate_expr = evaluate  # type: ignore[method-assign]
 
 
+def _iter_equal_dims(env: ShapeEnv, expression: sympy.Basic) -> Iterator[tuple[sympy.Symbol, sympy.Symbol]]:
+    """Yield pairs of symbols in ``expression`` that represent the same dim.
+
+    torch has a symbol for each input with the dim, and learns only at the end of the trace that they are equal.
+    """
+    known: dict[str, sympy.Symbol] = {}
+    for symbol in sorted(expression.free_symbols, key=str):
+        name = dim_of_symbol(env, symbol)
+        if name and known.setdefault(name, symbol) != symbol:
+            yield known[name], symbol
+
+
 def _drop_decided_arguments(env: ShapeEnv, expression: sympy.Basic) -> sympy.Basic:
-    """Simplify each Min and Max in ``expression``, the innermost first."""
+    """Simplify each Min, Max and FloorDiv in ``expression``, the innermost first."""
     kind = type(expression)
-    if not expression.has(Min, Max):
+    if not expression.has(Min, Max, FloorDiv):
         return expression
     arguments = [_drop_decided_arguments(env, argument) for argument in expression.args]
+    if kind is FloorDiv:
+        return _decide_quotient(env, *arguments)
     if kind not in (Min, Max):
         return expression.func(*arguments)
     kept = list(arguments)
@@ -62,12 +84,34 @@ def _drop_decided_arguments(env: ShapeEnv, expression: sympy.Basic) -> sympy.Bas
     return kind(*kept)
 
 
-def _bound(env: ShapeEnv, expression: sympy.Basic) -> ValueRanges[Any]:
-    """Bound an expression of sizes, for all sizes of at least 0."""
+def _decide_quotient(env: ShapeEnv, dividend: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    """Return the number or sum of sizes to which dividend // divisor is equal for all sizes, or the quotient itself."""
+    quotient = FloorDiv(dividend, divisor)
+    if divisor.is_Integer:
+        terms = sympy.expand(dividend).as_coefficients_dict()
+        candidate = sympy.Add(*(factor // divisor * term for term, factor in terms.items()))
+    else:
+        candidate = quotient.xreplace(env.backed_var_to_val)
+    if not candidate.is_Integer and candidate.has(FloorDiv):
+        return quotient
+    # No size is divided by 0.
+    least = {divisor: 1} if divisor.is_Symbol else {}
+    remainder = sympy.expand(dividend - candidate * divisor)
+    if _bound(env, remainder, least).lower >= 0 and _bound(env, sympy.expand(divisor - remainder), least).lower > 0:
+        return candidate
+    return quotient
+
+
+def _bound(env: ShapeEnv, expression: sympy.Expr, least: Mapping[sympy.Basic, int] | None = None) -> ValueRanges[Any]:
+    """Bound an expression of sizes.
+
+    Args:
+        least: smallest size of a symbol; all other sizes of inputs may be 0.
+    """
     ranges = {}
     for symbol in expression.free_symbols:
         known = env.var_to_range.get(symbol, ValueRanges.unknown_int())
         # Only the sizes of inputs are never negative.
-        lower = 0 if symbol in env.var_to_sources else min(0, known.lower)
+        lower = (least or {}).get(symbol, 0) if symbol in env.var_to_sources else min(0, known.lower)
         ranges[symbol] = ValueRanges(lower, known.upper)
     return bound_sympy(expression, ranges)

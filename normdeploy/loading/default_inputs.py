@@ -94,6 +94,8 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
             shapes["token_type_ids"] = f"int64[batch,seq]{{0:{config.type_vocab_size}}}"
     if "pixel_values" in parameters:
         shapes["pixel_values"] = f"float32[{_describe_image_input(model, parameters, preprocessor)}]"
+    if "noise" in parameters and (units := _count_masked_units(model)):
+        shapes["noise"] = f"float32[batch,{units}]{{0:1}}"
     if "pixel_values_videos" in parameters and _is_main_input(model, "pixel_values_videos"):
         shapes["pixel_values_videos"] = f"float32[{_describe_video_input(config, preprocessor)}]"
     if "past_values" in parameters:
@@ -240,6 +242,21 @@ def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], prepr
         batch = "batch"
     channels = modality_setting(config, "num_channels", _CHANNELS)
     return f"{batch},{several}{channels},{height},{width}"
+
+
+def _count_masked_units(model: nn.Module) -> int:
+    """Count the patches of an image of which a masked autoencoder hides some at random (ViT-MAE).
+
+    The model sorts the patches by a noise. It draws the noise itself unless the noise is passed.
+
+    Returns:
+        Number of patches; 0 if the model hides none.
+    """
+    for part in model.modules():
+        # Hiera has the method too, and hides patches in another way.
+        if hasattr(part, "random_masking") and not hasattr(part, "is_mae"):
+            return int(getattr(getattr(part, "patch_embeddings", None), "num_patches", 0))
+    return 0
 
 
 def _describe_patches(config: Any) -> dict[str, str]:

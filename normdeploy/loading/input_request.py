@@ -60,6 +60,7 @@ class InputRequest:
         fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
         constants: inputs with constant values, by name. They are not in ``inputs``.
         notes: about inputs that normdeploy derived itself.
+        trusts_steps: True to limit dims to the multiples that torch derives, although the module runs at other sizes.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -71,6 +72,7 @@ class InputRequest:
     fixed: dict[str, str] = field(default_factory=dict)
     constants: dict[str, InputConstant] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    trusts_steps: bool = False
 
     @property
     def demanded(self) -> frozenset[str]:

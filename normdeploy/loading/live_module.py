@@ -21,6 +21,7 @@ from .config_limits import widen_unstated_dims
 from .constant_inputs import fix_inputs, make_constant_tensors, name_free_arguments, note_constants
 from .decided_extremes import decide_extremes
 from .default_inputs import choose_fixed_size
+from .differing_sizes import exclude_differing_sizes
 from .dim_constraints import (
     FixedDimError,
     describe_unsolved_dims,
@@ -52,8 +53,9 @@ from .size_conditions import TracedConditions, record_conditions
 from .symbolic_len import trace_len_symbolically
 from .torch_func import inline_vmap, is_derivative_failure, make_derivative_error
 from .torch_pickles import first_line
-from .torch_state import preserve_torch_state, silence_logger
+from .torch_state import PROCESS_STATE, preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
+from .trace_comparison import TraceComparison
 from .traceable_models import add_default_inputs
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 from .transformers_exporter import TransformersExporter, find_transformers_exporter, require_same_outputs
@@ -224,6 +226,30 @@ def trace_module(
             f"the dim {unknown[0]!r} is not in any input: the dynamic dims are "
             f"{', '.join(dict.fromkeys(used)) or 'none'}"
         )
+    while True:
+        model = _trace_model(module, args, kwargs, wishes, dynamic_shapes, eval_mode, kind, constants)
+        comparison = TraceComparison(model, lambda: copy_module(module))
+        has_branches = drop_guessed_asserts(comparison)
+        if has_branches and not wishes.trusts_steps:
+            narrower = replace(wishes, trusts_steps=True)
+        else:
+            narrower = exclude_differing_sizes(comparison, wishes)
+        if narrower == wishes:
+            return model
+        wishes = narrower
+
+
+def _trace_model(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    eval_mode: bool,
+    kind: str,
+    constants: Mapping[str, torch.Tensor],
+) -> LoadedModel:
+    """Trace a module with torch.export, or with transformers' exporter if torch.export fails."""
     with record_buffer_assignments(module) as replaced:
         try:
             traced = _trace_fixing_dims(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
@@ -232,27 +258,23 @@ def trace_module(
             if exporter is None or dynamic_shapes is not None:
                 raise
             traced = _trace_by_transformers(module, args, kwargs, wishes, eval_mode, exporter, failure)
-    constants |= traced.constants
+    constants = {**constants, **traced.constants}
     notes = traced.notes
     if constants:
         notes = (*notes, note_constants(constants))
     program = traced.program
     require_tensor_outputs(program)
-    outputs = name_outputs(program, [spec.name for spec in traced.inputs])
-    written = tuple(dict.fromkeys([*replaced, *find_written_buffers(program)]))
-    model = LoadedModel(
+    return LoadedModel(
         program=program,
         inputs=traced.inputs,
-        outputs=outputs,
+        outputs=name_outputs(program, [spec.name for spec in traced.inputs]),
         kind=kind,
         taken=traced.taken,
-        written=written,
+        written=tuple(dict.fromkeys([*replaced, *find_written_buffers(program)])),
         notes=notes,
         constants=constants,
         traced_by=traced.traced_by,
     )
-    drop_guessed_asserts(model, lambda: copy_module(module))
-    return model
 
 
 class _ExampleRunError(InputError):
@@ -536,7 +558,7 @@ def export_narrowing(
             shapes = dynamic_shapes
         else:
             shapes = _build_dynamic_shapes(module, call, wishes, multiples=not in_steps)
-        with record_conditions(module) as conditions:
+        with PROCESS_STATE, record_conditions(module) as conditions:
             try:
                 return _export_silently(module, call, shapes, in_steps, tracer), wishes
             except NormdeployError:
@@ -551,7 +573,8 @@ def export_narrowing(
             raise _translate_export_failure(module, call, wishes, failure, conditions) from failure
         narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
         narrower = raise_above_excluded(str(failure), narrower)
-        if guessed := _find_guessed_steps(module, wishes, narrower):
+        guessed = set() if wishes.trusts_steps else _find_guessed_steps(module, wishes, narrower)
+        if guessed:
             # The module runs at other sizes too. The asserts that torch defers are tried against the module later.
             narrower = narrower.with_dims(
                 {
@@ -633,6 +656,7 @@ def _export_silently(
     # as usual.
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
+        PROCESS_STATE,
         warnings.catch_warnings(),
         # After some failures, torch.export logs and prints the whole graph.
         silence_logger("torch"),

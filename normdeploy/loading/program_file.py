@@ -21,6 +21,7 @@ from .composite_file import CompositeFile, PartCollector
 from .file_kinds import open_torch_archive
 from .operator_allowlist import OperatorAllowlist
 from .shape_expressions import DisallowedExpression, SizeGuard
+from .torch_state import PROCESS_STATE
 
 _SCHEMA = re.compile(r"schema version (?P<theirs>.*) does not match our current schema version (?P<ours>.*)")
 _KNOWN_LIBRARIES = ("transformers", "diffusers")
@@ -108,6 +109,7 @@ def _capture_log(name: str) -> Iterator[_CauseCollector]:
 
 def _load_exported_program(file: Any, path: Path) -> torch.export.ExportedProgram:
     with (
+        PROCESS_STATE,
         _capture_log("torch.export") as causes,
         _capture_log("torch._export.serde.serialize"),
         warnings.catch_warnings(),

@@ -143,7 +143,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
     log = ShapeEnv._log_guard
 
     def record_guard(env: ShapeEnv, prefix: str, g: Any, forcing_spec: bool) -> None:
-        names = {symbol: name for symbol in g.free_symbols if (name := _dim_of_symbol(env, symbol))}
+        names = {symbol: name for symbol in g.free_symbols if (name := dim_of_symbol(env, symbol))}
         if names:
             values = {symbol: int(env.backed_var_to_val[symbol]) for symbol in names if symbol in env.backed_var_to_val}
             where = describe_location(modules, reversed(list(_iter_caller_frames())))
@@ -159,7 +159,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
         ShapeEnv._log_guard = log  # type: ignore[method-assign]
 
 
-def _dim_of_symbol(env: ShapeEnv, symbol: sympy.Symbol) -> str:
+def dim_of_symbol(env: ShapeEnv, symbol: sympy.Symbol) -> str:
     """Return the name of the dim that a symbol represents; "" if the dim has no name."""
     sources = env.var_to_sources.get(symbol, ())
     return next((name for source in sources if (name := env.source_name_to_debug_name.get(source.name))), "")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+# Held while code replaces functions of torch, streams or warning filters for the whole process and restores them at its
+# end. Two threads at the same time would restore each other's replacements.
+PROCESS_STATE = threading.RLock()
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 

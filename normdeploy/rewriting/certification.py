@@ -56,10 +56,17 @@ class ResultPair:
 
 @dataclass(frozen=True)
 class ProvedRewrites:
-    """Rewrites with the same leaves, and their common certificate."""
+    """Rewrites with the same leaves, and their common certificate.
+
+    Attributes:
+        identity: the proof.
+        free_lengths: lengths that the proof replaced by symbols, so that it holds for any length in their place.
+    """
 
     rewrites: tuple[Rewrite, ...]
     certificate: Certificate
+    identity: Identity
+    free_lengths: tuple[int, ...] = ()
 
 
 def pair_of(graph: Graph, old: gs.Tensor, leaves: Sequence[gs.Tensor], new: gs.Tensor) -> ResultPair:
@@ -108,10 +115,11 @@ def prove_pairs(
         if isinstance(rewrite, Refusal):
             return rewrite
         rewrites.append(rewrite)
-    certificate = certify_rewrites(memo, rewrites, expressions=expressions, partly_hidden=partly_hidden)
-    if certificate:
-        return ProvedRewrites(tuple(rewrites), certificate)
-    return certificate
+    try:
+        proof, free_lengths = _prove_rewrites(memo, rewrites, expressions, partly_hidden)
+    except NotProved as e:
+        return certificate_of(e)
+    return ProvedRewrites(tuple(rewrites), certificate_of(proof), proof, free_lengths)
 
 
 def failure_reason(failure: Failure) -> str:
@@ -142,6 +150,27 @@ def certify_rewrites(
         the certificate; it failed if the sides differ or the proof was not possible.
     """
     try:
+        proof, _ = _prove_rewrites(memo, rewrites, expressions, partly_hidden)
+    except NotProved as e:
+        return certificate_of(e)
+    return certificate_of(proof)
+
+
+def _prove_rewrites(
+    memo: ProofMemo,
+    rewrites: Sequence[Rewrite],
+    expressions: ComputedConstants | None,
+    partly_hidden: Collection[gs.Tensor],
+) -> tuple[Identity, tuple[int, ...]]:
+    """Prove what `certify_rewrites` certifies.
+
+    Returns:
+        the proof, and the lengths in whose place it holds for any length.
+
+    Raises:
+        NotProved: the sides differ, or the proof was not possible.
+    """
+    try:
         constants = list(_constant_inputs([region for r in rewrites for region in (r.before, r.after)], expressions))
         require_same_as_file(rewrites[0].before.graph, [node.inputs[i] for node, i in constants])
         sides = equivalence_of_regions([r.before for r in rewrites], [r.after for r in rewrites], expressions)
@@ -153,6 +182,7 @@ def certify_rewrites(
         sides = replace(sides, named=_named_lengths(rewrites[0].before.graph, read, constants, sides.held))
         told = _constants_key(rewrites[0].before.graph, constants, sides.held)
         proof: Identity | NotProved = NotProved(ProofFailure.SIZE, "")
+        names: Mapping[int, Size] = {}
         general = [(sides.named, prove_for_any_length)] if sides.named else []
         for names, show in (*general, ({}, prove_identity)):
             parts = [region.template_with_names(names) for r in rewrites for region in (r.before, r.after)]
@@ -169,15 +199,13 @@ def certify_rewrites(
                 if proof.epsilons:
                     del memo[key]
                 break
-        # The stored error is not raised, because that would attach a traceback to the shared object.
+        # The stored error is not raised itself, because that would attach a traceback to the shared object.
         if isinstance(proof, NotProved):
-            return certificate_of(proof)
+            raise NotProved(proof.why, proof.reason, proof.culprit)
         check_stored_constants(sides, proof)
-    except NotProved as e:
-        return certificate_of(e)
     except OverflowError as e:
-        return certificate_of(NotProved(ProofFailure.LIMIT, str(e)))
-    return certificate_of(proof)
+        raise NotProved(ProofFailure.LIMIT, str(e)) from None
+    return proof, tuple(names)
 
 
 def certify_sides(sides: Callable[[], Iterable[Equivalence]]) -> Certificate:

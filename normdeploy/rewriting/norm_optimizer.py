@@ -247,6 +247,8 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
         for f in work.findings
     ]
     work.taken = []
+    if wanted.recorder is not None:
+        wanted.recorder.start_pass(default_domain_opset(source))
     work.gross = {}
     work.seals = []
     return work, copy_model(source)
@@ -270,6 +272,8 @@ def count_ops(proto: onnx.ModelProto) -> dict[str, int]:
 
 def _rewrite_file(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[RewriteOutcome, onnx.ModelProto]:
     """Rewrite a file's graph, its nested graphs and its functions."""
+    if wanted.recorder is not None:
+        wanted.recorder.start_pass(default_domain_opset(proto))
     work, out = _rewrite_graph(proto, (), wanted)
     for function in open_functions(out):
         _rewrite_subgraph(work, function, set(), wanted)

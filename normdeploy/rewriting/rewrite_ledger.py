@@ -18,6 +18,7 @@ from ..storage.heap import trim_heap
 from ..storage.shared_weights import Weights
 from ..types import Progress
 from . import rounding_verdicts
+from .rewrite_records import RewriteRecorder
 from .rounding_verdicts import RoundingTrial, TrialOutcome
 from .speed_rewrite_costs import describe_cost
 
@@ -59,6 +60,7 @@ class RewriteOptions:
         weights: stores new large weights, to which the result refers.
         place: body or function of the graph; "" for the main graph.
         undone: steps that must not be made again, with their findings.
+        recorder: receives both sides of each rewrite, for a certificate file; None to record nothing.
     """
 
     runtime: str = "any"
@@ -73,6 +75,7 @@ class RewriteOptions:
     weights: Weights | None = field(default=None, compare=False)
     place: str = ""
     undone: Mapping[RewriteStep, Finding] = field(default_factory=dict)
+    recorder: RewriteRecorder | None = field(default=None, compare=False)
 
     def undone_at(self, stage: str, node: gs.Node) -> Finding | None:
         """Look up a step that must not be repeated.

@@ -26,7 +26,7 @@ from ..findings.records import Certificate, Finding
 from ..graphs.graph import Graph
 from ..proof.identity_check import Identity
 from ..proof.proof_errors import NotProved
-from . import certification, rounding_verdicts
+from . import certification, rewrite_recording, rounding_verdicts
 from .certification import Failure, Rewrite
 from .proposals import NodeReplacement, Proposal, Propose, ProposeResult, Remark, RewriteTarget, StoredTensor, Sweep
 from .proved_nodes import NodeSeal, require_sealed, seal_nodes
@@ -52,11 +52,15 @@ class DecidedProposal:
         proposal: the proposal.
         rewrites: both sides of each pair.
         certificate: certificate of the proof; None if the transform compared the nodes itself.
+        identity: proof of the pairs; None without pairs.
+        free_lengths: as in `certification.ProvedRewrites`.
     """
 
     proposal: Proposal
     rewrites: Sequence[Rewrite] = ()
     certificate: Certificate | None = None
+    identity: Identity | None = None
+    free_lengths: tuple[int, ...] = ()
 
 
 class Rewriter:
@@ -210,7 +214,7 @@ class Rewriter:
             partly_hidden=proposal.partly_hidden,
         )
         if isinstance(proved, certification.ProvedRewrites):
-            return DecidedProposal(proposal, proved.rewrites, proved.certificate)
+            return DecidedProposal(proposal, proved.rewrites, proved.certificate, proved.identity, proved.free_lengths)
         return proved
 
     # ------------------------------------------------------------------ doing
@@ -225,6 +229,7 @@ class Rewriter:
             stored = proposal
         else:
             stored = proposal.stored(proposal)
+        self._record_rewrite(decided, stored, step)
         self._sealed += seal_nodes(self.graph, stored.nodes)
         for change in stored.changes:
             self._replace_nodes(change)
@@ -244,6 +249,22 @@ class Rewriter:
             own.steps.append(step)
             (self.ledger.non_norm_entries if stored.only_for_speed else self.ledger.entries).append(own)
         return self._follow_up(stored, own, step)
+
+    def _record_rewrite(self, decided: DecidedProposal, stored: Proposal, step: RewriteStep) -> None:
+        """Record both sides for a certificate file, before the graph is changed."""
+        if self.wanted.recorder is None:
+            return
+        proposal = decided.proposal
+        sides = rewrite_recording.ProvedSides(
+            [(rewrite.before, rewrite.after) for rewrite in decided.rewrites],
+            decided.certificate,
+            decided.identity,
+            decided.free_lengths,
+            converted=[id(n) for n in stored.nodes] != [id(n) for n in proposal.nodes],
+        )
+        self.wanted.recorder.records.append(
+            rewrite_recording.record_rewrite(self.graph, step.place, step.stage, proposal, sides)
+        )
 
     def _plan_trial(self, proposal: Proposal, rewrites: Sequence[Rewrite], own: LedgerEntry, step: RewriteStep) -> None:
         """Plan the onnxruntime run of both sides before the graph is changed."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from normdeploy.errors import InputError
 from normdeploy.loading import from_module
@@ -73,3 +76,58 @@ class SmallFirst(nn.Module):
 def test_a_minimum_that_another_argument_is_at_size_1_is_not_decided() -> None:
     with pytest.raises(InputError, match=r"the model needs min\(1 \+ n"):
         from_module(SmallFirst().eval(), inputs=["x[n=1:8:64,4]"])
+
+
+def test_two_traces_at_the_same_time_restore_torch() -> None:
+    before = (ShapeEnv._evaluate_expr, ShapeEnv._log_guard)
+    with ThreadPoolExecutor(4) as pool:
+        modules = [nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval() for _ in range(4)]
+        models = list(pool.map(lambda module: from_module(module, inputs=["x[n,4]"]), modules))
+    assert [model.named_dims["n"].min for model in models] == [1] * 4
+    assert (ShapeEnv._evaluate_expr, ShapeEnv._log_guard) == before
+
+
+class TwoImages(nn.Module):
+    """The images of a pair go through one encoder, and torch.chunk parts them again."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(torch.cat([x, x.flip(1)]) * 2, 2)
+        return first - second + y
+
+
+class ImagesOfTwoInputs(nn.Module):
+    """torch has a symbol for each input, so it does not know that the sum of the two sizes is even."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(torch.cat([x, y]), 2)
+        return (first - second).reshape(x.shape[0], 2, -1).mean(-1)
+
+
+class ThreeImages(nn.Module):
+    """torch.split by the size of a batch gives three parts."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second, third = torch.split(torch.cat([x, x.flip(1), x + y]), x.shape[0])
+        return first - second * third
+
+
+class ChunkedBatch(nn.Module):
+    """The number of rows of the first part is n // 2 rounded up."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(x, 2)
+        return first - second + y.sum()
+
+
+@pytest.mark.parametrize("net", [TwoImages(), ImagesOfTwoInputs(), ThreeImages()])
+def test_a_quotient_that_is_decided_keeps_the_whole_range(net: nn.Module) -> None:
+    model = from_module(net.eval(), inputs=["x[n,4]", "y[n,4]"], dims=["n=1:4:64"])
+    assert (model.named_dims["n"].min, model.named_dims["n"].max, model.named_dims["n"].step) == (1, 64, 1)
+    for n in (1, 2, 7):
+        x, y = torch.randn(2, n, 4, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(model.program.module(check_guards=False)(x, y), net(x, y))
+
+
+def test_a_quotient_that_depends_on_the_size_still_limits_it() -> None:
+    with pytest.raises(InputError, match="n"):
+        from_module(ChunkedBatch().eval(), inputs=["x[n,4]", "y[n,4]"], dims=["n=3:4:63"])

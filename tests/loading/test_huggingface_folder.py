@@ -370,6 +370,18 @@ def test_inputs_follow_the_config(model: nn.Module, inputs: list[str], tmp_path:
     assert infer_default_inputs(model, tmp_path).specs == inputs
 
 
+@pytest.mark.parametrize(("hides_in_windows", "inputs"), [(False, ["noise:float32[batch,16]{0:1}"]), (True, [])])
+def test_noise_of_a_masked_autoencoder_is_an_input(hides_in_windows: bool, inputs: list[str], tmp_path: Path) -> None:
+    model = _model("pixel_values noise", image_size=32)
+    embeddings = nn.Module()
+    embeddings.patch_embeddings = SimpleNamespace(num_patches=16)
+    embeddings.random_masking = len
+    if hides_in_windows:
+        embeddings.is_mae = True
+    model.embeddings = embeddings
+    assert infer_default_inputs(model, tmp_path).specs == ["pixel_values:float32[batch,3,32,32]", *inputs]
+
+
 def test_samples_follow_the_strides_of_the_layers(tmp_path: Path) -> None:
     """Some configs of sound models do not list the strides of their convolutions."""
     model = _model("input_values", model_type="sound")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -114,3 +117,16 @@ def test_a_derivative_in_the_forward_is_refused_by_name(how: str) -> None:
     with pytest.raises(normdeploy.errors.ExportError, match="differentiates in its forward"):
         normdeploy.export(Derived(how).eval(), torch.randn(3, 8))
     assert state() == before
+
+
+def test_exports_at_the_same_time_leave_the_streams() -> None:
+    streams = (sys.stdout, sys.stderr)
+
+    def export(channels: int) -> bool:
+        module = nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels)).eval()
+        made = normdeploy.export(module, inputs=["x[b,3,8,8]"])
+        return bool(normdeploy.verify(module, made.proto, inputs=["x[b,3,8,8]"], seeds=1))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(export, [4, 8, 12, 16]))
+    assert (sys.stdout, sys.stderr) == streams

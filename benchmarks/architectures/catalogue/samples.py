@@ -20,6 +20,11 @@ def draw(architecture: Architecture) -> dict[str, torch.Tensor]:
 
 
 def _draw_one(spec: str, sizes: dict[str, int]) -> torch.Tensor:
+    constant = re.fullmatch(r"\w+:(\w+)\[([\d,]+)\]\{([-\d.,]+)\}", spec)
+    if constant is not None:
+        dtype, dims, values = constant.groups()
+        numbers = [float(value) for value in values.split(",")]
+        return torch.tensor(numbers, dtype=getattr(torch, dtype)).reshape([int(d) for d in dims.split(",")])
     found = re.fullmatch(r"\w+:(\w+)\[(.*?)\](?:\{(.*?):(.*?)\})?", spec)
     assert found is not None, spec
     dtype, dims, low, high = found.groups()

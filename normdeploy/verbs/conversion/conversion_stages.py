@@ -25,10 +25,13 @@ from ...quantization.quantization_request import QuantizationRequest
 from ...quantization.quantizer import quantize_model, recorded_or_declared_inputs
 from ...quantization.sample_split import SampleSplit, split_samples
 from ...rewriting import norm_optimizer, rewrite_rollback
+from ...rewriting.certificate_document import certificate_bytes
 from ...rewriting.rewrite_ledger import RewriteOptions, RewriteStep
+from ...rewriting.rewrite_records import RewriteRecorder
 from ...runtimes import ort_loadability
 from ...runtimes.crash_check import require_no_crash
 from ...storage import record_signing
+from ...storage.file_replacement import write_bytes
 from ...storage.onnx_files import fill_shared_weights, save_onnx
 from ...storage.shared_weights import Weights
 from ...types import PathLike
@@ -36,6 +39,7 @@ from ...verb_options import ConversionOptions
 from ..arguments.argument_validation import require_writable_output
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..stage_progress import StageTimer, describe_loading
+from .certificate_file import describe_certified_file, require_certifiable
 from .conversion_request import parse_quantization_request, read_calibration_samples, select_target
 from .finding_merge import merge_findings
 
@@ -53,6 +57,8 @@ class Conversion:
     source: Any
     output: PathLike | None
     stages: StageTimer
+    # Path of the certificate file; None if no certificate file was requested.
+    certificate: PathLike | None = field(default=None, kw_only=True)
     target: str = field(init=False)
     wish: QuantizationRequest | None = field(init=False)
     # The user's samples for the calibration of half precision; None if samples are generated.
@@ -72,6 +78,8 @@ class Conversion:
     split: SampleSplit | None = None
     quantization: QuantizationReport | None = None
     account: PrecisionReport | None = None
+    # Both sides of each rewrite, for the certificate file; None without a certificate file.
+    recorder: RewriteRecorder | None = None
 
     def is_quantized(self) -> bool:
         """Return whether the file will be quantized."""
@@ -88,6 +96,10 @@ class Conversion:
     def is_quantized_half(self) -> bool:
         """Return whether the file will be quantized and compute in half precision."""
         return self.is_quantized() and self.is_half()
+
+    def is_certified(self) -> bool:
+        """Return whether a certificate file was requested."""
+        return self.recorder is not None
 
     def is_written(self) -> bool:
         """Return whether the file is written to an output."""
@@ -117,6 +129,7 @@ class Conversion:
             partial=self.wish is None or self.wish.activation_format is None,
             progress=self.stages.progress,
             weights=weights,
+            recorder=self.recorder,
         )
 
     def make_result(self, origin: ModelOrigin) -> ExportResult:
@@ -198,6 +211,9 @@ def require_options(conversion: Conversion) -> None:
     options = conversion.options
     if conversion.output is not None:
         require_writable_output(conversion.output, conversion.source)
+    if conversion.certificate is not None:
+        require_certifiable(conversion.certificate, options, conversion.output)
+        conversion.recorder = RewriteRecorder()
     record_signing.require_usable_team_key(conversion.output)
     conversion.target = select_target(options)
     conversion.wish = parse_quantization_request(options)
@@ -353,6 +369,16 @@ def write_file(conversion: Conversion) -> None:
     """Write the model to the output."""
     assert conversion.output is not None
     save_onnx(conversion.proto, conversion.output)
+
+
+def write_certificate(conversion: Conversion) -> None:
+    """Write the certificate file of the written model."""
+    assert conversion.certificate is not None
+    assert conversion.output is not None
+    assert conversion.recorder is not None
+    file = describe_certified_file(conversion.output, conversion.source, conversion.recorder.opset)
+    data = certificate_bytes(file, conversion.recorder.records, conversion.summary.findings)
+    write_bytes(conversion.certificate, data)
 
 
 def update_summary(conversion: Conversion) -> None:

@@ -27,7 +27,7 @@ from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code
 from ...types import PathLike, Progress
-from ...verb_options import LoadingOptions
+from ...verb_options import CertificateOption, LoadingOptions
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..arguments.model_source import load_source
@@ -42,6 +42,7 @@ from ..conversion.conversion_stages import (
     require_options,
     run_stages,
     unmeasured_forms_note,
+    write_certificate,
     write_file,
 )
 from ..export.export_options import ExportOptions
@@ -62,7 +63,7 @@ OPSET = 21
 
 
 @dataclass(frozen=True)
-class ExportCall(ExportOptions, LoadingOptions):
+class ExportCall(ExportOptions, LoadingOptions, CertificateOption):
     """Arguments of a call of ``export``."""
 
     source: Source
@@ -126,6 +127,8 @@ def export(call: ExportCall) -> ExportResult:
             more than rounding (`verbs.verify.export_check`). False skips this comparison; rewrites are still proved.
         custom_translation_table: torch operator -> onnxscript function, as for ``torch.onnx.export``
             (`normdeploy.translations`).
+        certificate: path of a JSON file with both sides of each rewrite, which another program can check; needs
+            ``output``, and can't be combined with ``precision`` or ``quantize``.
         progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: options for
             loading the model; see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
@@ -136,7 +139,9 @@ def export(call: ExportCall) -> ExportResult:
     Raises:
         NormdeployError: one of ``normdeploy.errors``; the message names a fix.
     """
-    conversion = ExportConversion(call, call.source, call.output, StageTimer(call.progress))
+    conversion = ExportConversion(
+        call, call.source, call.output, StageTimer(call.progress), certificate=call.certificate
+    )
     run_stages(conversion, STAGES)
     return conversion.make_result(ModelOrigin(call.source, call.args, call.kwargs, call.load_keywords))
 
@@ -356,6 +361,7 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(raise_opset),
     ConversionStage(add_record),
     ConversionStage(write_file, "write", Conversion.is_written),
+    ConversionStage(write_certificate, "certificate", Conversion.is_certified),
     ConversionStage(sign_file),
     ConversionStage(note_the_rest),
 )

@@ -25,6 +25,7 @@ from ...storage.export_record import raw_record, read_record, runs_code, update_
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
+from ...verb_options import CertificateOption
 from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..conversion.conversion_stages import (
@@ -38,6 +39,7 @@ from ..conversion.conversion_stages import (
     require_options,
     run_stages,
     unmeasured_forms_note,
+    write_certificate,
     write_file,
 )
 from ..optimize.optimize_options import OptimizeOptions
@@ -45,7 +47,7 @@ from ..stage_progress import StageTimer
 
 
 @dataclass(frozen=True)
-class OptimizeCall(OptimizeOptions):
+class OptimizeCall(OptimizeOptions, CertificateOption):
     """Arguments of a call of ``optimize``."""
 
     source: Onnx
@@ -102,6 +104,8 @@ def optimize(call: OptimizeCall) -> ExportResult:
         inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values only, ``sr=16000``,
             ``ids=0:30522`` or ``ids=samples.npy`` (the range of the file's values is used). Inputs are generated from
             them for the comparison of the whole model, for half precision and for quantization.
+        certificate: path of a JSON file with both sides of each rewrite, which another program can check; needs
+            ``output``, and can't be combined with ``precision`` or ``quantize``.
         progress: called with (stage, done, total); total is 0 if unknown.
 
     Returns:
@@ -116,7 +120,9 @@ def optimize(call: OptimizeCall) -> ExportResult:
         CertificateError: ``strict`` is set and a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
-    conversion = OptimizeConversion(call, call.source, call.output, StageTimer(call.progress))
+    conversion = OptimizeConversion(
+        call, call.source, call.output, StageTimer(call.progress), certificate=call.certificate
+    )
     run_stages(conversion, STAGES)
     return conversion.make_result(ModelOrigin(call.source))
 
@@ -248,6 +254,7 @@ STAGES: tuple[ConversionStage[OptimizeConversion], ...] = (
     *LOWERING,
     ConversionStage(amend_record),
     ConversionStage(write_file, "write", Conversion.is_written),
+    ConversionStage(write_certificate, "certificate", Conversion.is_certified),
     ConversionStage(sign_result),
 )
 

@@ -1,4 +1,4 @@
-"""Write the texts of a bundle: the commands that reproduce the bundle, its README and its notes."""
+"""Write the texts of a bundle: the commands that reproduce the bundle, and its notes."""
 
 from __future__ import annotations
 
@@ -144,32 +144,3 @@ def _describe_certificates(certificates: Certificates) -> str:
         return f"no certificates: nothing was rewritten, says {certificates.report.origin}"
     count = len(certificates.norms)
     return f"{count} {'certificate' if count == 1 else 'certificates'} from {certificates.report.origin}"
-
-
-def render_readme(name: str, models: Sequence[str], serving: ServingOptions, reference: str, count: int) -> str:
-    """Write README.md of the bundle. Every name in it is our own or was cleared of unsafe characters.
-
-    Returns:
-        Markdown text.
-    """
-    if serving.max_batch:
-        batch = f"batches of up to {serving.max_batch}, formed dynamically"
-    else:
-        batch = "one request at a time"
-    return f"""# {name}
-
-A normdeploy evidence bundle. `{REPOSITORY}/` is a model repository for Triton Inference Server with
-{" and ".join(models)}; each accepts
-{batch}.
-
-    tritonserver --model-repository={REPOSITORY}
-
-`samples/` contains {count} inputs and their expected outputs, computed by {reference}. Arrays of bfloat16 are
-two-byte voids. After an update of a driver, a runtime or the model, run
-
-    normdeploy recheck .
-
-It compares every file with its hash, runs every sample in every installed runtime, and reports the changes. Exit
-code 1 means that a result got worse. `manifest.json` has the hashes, versions, bounds and commands; `report.json` has
-the results. The hashes detect damage; they do not show who made the bundle.
-"""

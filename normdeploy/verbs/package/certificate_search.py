@@ -1,4 +1,4 @@
-"""Find the certificates of a packaged file in the report of ``export`` or ``optimize``.
+"""Find the certificates of a packaged file in the report of ``export`` or ``optimize``, and its certificate file.
 
 A report records the SHA-256 of the file that the verb wrote. So a report is recognized by the file's bytes, not by its
 name. A report with another hash belongs to another file, and is never used.
@@ -18,11 +18,13 @@ import onnx
 
 from ...errors import InputError
 from ...reports.report import SCHEMA
+from ...rewriting.certificate_document import SCHEMA as CERTIFICATE_SCHEMA
 from ...storage.file_hash import hash_file
 from ...types import PathLike
 from .package_options import FoundReport, PackageCall
 
 _REPORT_BYTES = 2**28
+_CERTIFICATE_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,35 @@ def find_certificates(call: PackageCall, file: Path, proto: onnx.ModelProto) -> 
     return Certificates(_certified_norms(json.loads(found.data)), found, digest)
 
 
+def find_certificate_file(call: PackageCall, file: Path, digest: str) -> Path | None:
+    """Find the file that ``--certificate`` wrote, in the folder of the packaged file.
+
+    Args:
+        file: the ONNX file.
+        digest: SHA-256 of the ONNX file.
+
+    Returns:
+        the newest certificate file that records this hash; None if there is none.
+    """
+    folders = dict.fromkeys((Path(os.path.abspath(call.model_path)).parent, file.parent))
+    for folder in folders:
+        for path, data in _iter_json_files(folder, _CERTIFICATE_BYTES):
+            if _is_certificate_of_file(data, digest):
+                return path
+    return None
+
+
+def _is_certificate_of_file(data: bytes, digest: str) -> bool:
+    # Other JSON files beside a model, such as a tokenizer, may be large.
+    if CERTIFICATE_SCHEMA.encode() not in data or digest.encode() not in data:
+        return False
+    try:
+        document = json.loads(data)
+        return bool(document["schema"] == CERTIFICATE_SCHEMA and document["model"]["sha256"] == digest)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
 def is_report_of_file(data: bytes, digest: str) -> bool:
     """Return True if ``data`` is a report of ``export`` or ``optimize`` that records this SHA-256 for its output."""
     # Other JSON files beside a model, such as a tokenizer, may be large.
@@ -90,15 +121,21 @@ def is_report_of_file(data: bytes, digest: str) -> bool:
 
 def _iter_reports(folder: Path, digest: str) -> Iterator[FoundReport]:
     """Yield the reports in ``folder`` that record the hash, the newest first."""
-    files = [path for path in folder.glob("*.json") if path.is_file() and path.stat().st_size <= _REPORT_BYTES]
+    for path, data in _iter_json_files(folder, _REPORT_BYTES):
+        if is_report_of_file(data, digest):
+            yield FoundReport(data, path.name)
+
+
+def _iter_json_files(folder: Path, limit: int) -> Iterator[tuple[Path, bytes]]:
+    """Yield the JSON files of up to ``limit`` bytes with their contents, the newest first."""
+    files = [path for path in folder.glob("*.json") if path.is_file() and path.stat().st_size <= limit]
     for path in sorted(files, key=lambda path: (-path.stat().st_mtime_ns, path.name)):
         try:
             data = path.read_bytes()
         except OSError:
             # Another user's file, or one that is gone in the meantime.
             continue
-        if is_report_of_file(data, digest):
-            yield FoundReport(data, path.name)
+        yield path, data
 
 
 def _read_given_report(report: PathLike) -> FoundReport:

@@ -13,8 +13,9 @@ the bundle and use "/" as separator. The names in a path consist of letters, dig
     configs     paths of every config.pbtxt.
     engines     for each engine: path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" if not stated),
                 served (true if Triton serves the engine).
-    inputs, outputs   for each input or output: name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of
-                the samples).
+    max_batch   largest batch that Triton forms; 0 if Triton does not batch.
+    inputs, outputs   for each input or output: name, dtype (numpy's name, or "bfloat16"), shape (sizes, names of dims,
+                null for unknown sizes), key (in the .npz files of the samples).
     samples     for each sample: name, kind, and paths of .npz files: inputs, expected, free (null if no integer output
                 depends on rounding).
     reference   source of the expected outputs.

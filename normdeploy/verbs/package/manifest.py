@@ -70,10 +70,8 @@ def evidence_section(
         paths = {part: _sample_path(index, part) for part in _PARTS}
         cases.append(case | {part: path if (folder / path).is_file() else None for part, path in paths.items()})
     return {
-        "inputs": [{"name": p.name, "dtype": p.dtype, "key": keys[p.name]} for p in inputs],
-        "outputs": [
-            {"name": p.name, "dtype": dtypes[p.name], "key": keys[p.name]} for p in outputs if p.name in dtypes
-        ],
+        "inputs": [_port_to_json(p, p.dtype, keys) for p in inputs],
+        "outputs": [_port_to_json(p, dtypes[p.name], keys) for p in outputs if p.name in dtypes],
         "samples": cases,
         "reference": samples.reference,
         "bounds": [{"output": o, "kind": k, "allowed": b} for (o, k), b in samples.bounds.items() if o in keys],
@@ -82,6 +80,10 @@ def evidence_section(
         "norms": norms_to_json(summary.findings),
         "versions": describe_environment(),
     }
+
+
+def _port_to_json(port: TritonPort, dtype: str, keys: Mapping[str, str]) -> dict[str, Any]:
+    return {"name": port.name, "dtype": dtype, "shape": list(port.shape), "key": keys[port.name]}
 
 
 def manifest_head() -> dict[str, Any]:

@@ -3,9 +3,10 @@
 <output>/
   manifest.json          content, versions, SHA-256 of every file, bounds and results
                          (``normdeploy.verbs.package.evidence_bundle``).
-  README.md              how to serve and check the bundle.
+  README.md              the model card (``normdeploy.verbs.package.model_card``).
   report.json            the report, with the norms and the verdicts on the samples.
   report.html            the same report as a page.
+  certificate.json       both sides of each rewrite, if export or optimize wrote it (--certificate).
   certificates/*.json    the proof of each rewrite, from the report of export or optimize.
   samples/*.npz          inputs and expected outputs (``normdeploy.verbs.package.samples``).
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and the kernels compiled from each for this GPU
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +34,7 @@ from ...environment import source_date_epoch
 from ...evidence.signing_keys import Signer
 from ...evidence.slsa_provenance import ProvenanceRecord
 from ...findings.rendering import Renderable
-from ...reports.report import Report
+from ...reports.report import Report, to_plain
 from ...reports.report_page import render_page
 from ...storage.file_hash import hash_file
 from ...storage.folder_replacement import replace_folder_atomically
@@ -43,7 +45,8 @@ from ..inspect.norm_census import take_census
 from . import bundle_text as words
 from . import evidence_bundle, manifest, triton_config
 from .bundle_signing import sign_bundle
-from .certificate_search import Certificates, find_certificates
+from .certificate_search import Certificates, find_certificate_file, find_certificates
+from .model_card import render_model_card
 from .model_files import PackagedEngine, copy_engines, copy_onnx, parse_engines
 from .package_job import (
     PackageJob,
@@ -66,6 +69,8 @@ if TYPE_CHECKING:
     from .sample_judgement import Judgement
     from .samples import Samples
 
+# File of ``--certificate`` in the bundle
+CERTIFICATE_FILE = "certificate.json"
 # Maximum number of samples in the warm-up of a model that Triton does not batch.
 _WARMUPS = 3
 
@@ -186,10 +191,11 @@ def package(call: PackageCall) -> Package:
         manifest.write_samples(folder, samples, manifest.npz_keys([*job.inputs, *job.outputs]))
         for index, certificate in enumerate(certificates.norms):
             manifest.write_json(folder / "certificates" / f"{index:03}.json", certificate)
+        notes += _place_certificate_file(folder, onnx_file, call, job, certificates.digest)
         seconds = time.perf_counter() - start
         files = {"source": job.path.name, "output": target.name}
         made = words.package_command(commands)
-        _write_report(
+        report = _write_report(
             folder,
             Report(
                 "package",
@@ -201,8 +207,6 @@ def package(call: PackageCall) -> Package:
                 seconds={"package": seconds},
             ),
         )
-        readme = words.render_readme(job.name, models, serving, samples.reference, len(samples.cases))
-        (folder / "README.md").write_text(readme, encoding="utf-8")
         content = manifest.manifest_head() | {
             "name": job.name,
             "source": {"file": job.path.name, "sha256": certificates.digest},
@@ -210,10 +214,12 @@ def package(call: PackageCall) -> Package:
             "onnx": onnx_file.relative_to(folder).as_posix(),
             "configs": configs,
             "engines": manifest.engines_to_json(placed),
+            "max_batch": serving.max_batch,
             **manifest.evidence_section(folder, job.inputs, job.outputs, samples, judgement, summary),
             "commands": commands,
-            "files": manifest.hash_files(folder, call.progress),
         }
+        (folder / "README.md").write_bytes(_write_card(content, report, certificates))
+        content["files"] = manifest.hash_files(folder, call.progress)
         manifest.write_json(folder / evidence_bundle.MANIFEST, content)
         if signer is not None:
             sign_bundle(folder, signer, _bundle_origin(content, call, brought, certificates, started))
@@ -244,6 +250,27 @@ def _bundle_origin(
 
 
 # ------------------------------------------------------------------ output files
+
+
+def _place_certificate_file(
+    folder: Path, onnx_file: Path, call: PackageCall, job: PackageJob, digest: str
+) -> list[str]:
+    """Copy the certificate file of the packaged file into the bundle.
+
+    Args:
+        onnx_file: the file in the bundle.
+        digest: SHA-256 of the packaged file.
+
+    Returns:
+        one note if there is a certificate file.
+    """
+    found = find_certificate_file(call, job.path, digest)
+    if found is None:
+        return []
+    if hash_file(onnx_file) != digest:
+        return [f"{found.name} was not packaged: the bundle's ONNX file has other bytes"]
+    shutil.copyfile(found, folder / CERTIFICATE_FILE)
+    return [f"{CERTIFICATE_FILE} holds both sides of each rewrite, from {found.name}"]
 
 
 def _write_configs(
@@ -323,9 +350,22 @@ def _write_raw_inputs(
     return files, shapes
 
 
-def _write_report(folder: Path, report: Report) -> None:
+def _write_report(folder: Path, report: Report) -> dict[str, Any]:
+    """Write the report as JSON and as a page.
+
+    Returns:
+        the document.
+    """
     text = report.to_json()
     (folder / "report.json").write_bytes(text.encode(errors="replace"))
+    document = json.loads(text)
     # The page needs jinja2 and matplotlib, which are optional dependencies.
     with suppress(ImportError):
-        (folder / "report.html").write_bytes(render_page(json.loads(text)).encode(errors="replace"))
+        (folder / "report.html").write_bytes(render_page(document).encode(errors="replace"))
+    return document
+
+
+def _write_card(content: Mapping[str, Any], report: Mapping[str, Any], certificates: Certificates) -> bytes:
+    """Write the model card from the documents as they are in the bundle."""
+    card = render_model_card(to_plain(content), report, certificates.norms)
+    return card.encode(errors="replace")

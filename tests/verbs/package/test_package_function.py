@@ -313,7 +313,7 @@ def test_names_from_the_file_become_no_paths(tmp_path: Path) -> None:
     assert found
     assert found.models == ("a_b_x_onnx",)
     content = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert content["inputs"] == [{"name": name, "dtype": "float32", "key": "tensor_0"}]
+    assert content["inputs"] == [{"name": name, "dtype": "float32", "shape": [2, 3], "key": "tensor_0"}]
     assert (tmp_path / "out/model_repository/a_b_x_onnx/1/weights_0.data").read_bytes() == (
         tmp_path / "déep/w bin"
     ).read_bytes()
