@@ -25,6 +25,8 @@ from normdeploy.verbs.bench.model_benchmark import Race
 from normdeploy.verbs.bisect.fault_tracing import Fault
 from normdeploy.verbs.build.build_function import Engine
 from normdeploy.verbs.check import check_function
+from normdeploy.verbs.prove.folded_constants import RoundedConstant
+from normdeploy.verbs.prove.proof_result import Place
 from normdeploy.verbs.recheck import recheck_function
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.runtime_candidates import NotRun
@@ -111,6 +113,32 @@ class Recheck(TypedDict):
     files: int
     changes: list[recheck_function.BundleChange]
     parity: Comparison | None
+    notes: list[str]
+    seconds: float
+
+
+class _Shown(TypedDict):
+    output: str
+    index: list[int]
+    first: float
+    second: float
+    inputs: str
+
+
+class Proof(TypedDict):
+    """Output of `prove --report`; `normdeploy/verbs/prove/proof_result.py` describes the keys."""
+
+    schema: Literal["normdeploy/prove/1"]
+    verdict: Literal["equal", "equal up to rounding", "different", "not known"]
+    first: str
+    second: str
+    outputs: int
+    error_bits: int
+    sizes: str
+    rounded: list[RoundedConstant]
+    reason: str
+    places: list[Place | None]
+    counterexample: _Shown | None
     notes: list[str]
     seconds: float
 
@@ -238,6 +266,7 @@ class Tests(TypedDict):
 DOCUMENTS: dict[str, type] = {
     "report": Report,
     "check": Check,
+    "prove": Proof,
     "recheck": Recheck,
     "package": Package,
     "tests": Tests,

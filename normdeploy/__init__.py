@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .verbs.inspect.inspect_function import inspect
     from .verbs.optimize.optimize_function import optimize
     from .verbs.package.package_function import package
+    from .verbs.prove.prove_function import prove
     from .verbs.recheck.recheck_function import recheck
     from .verbs.run.run_function import open_runner, run
     from .verbs.verify.parts_comparison import verify_parts
@@ -42,6 +43,7 @@ __all__ = [
     "open_runner",
     "optimize",
     "package",
+    "prove",
     "recheck",
     "run",
     "verify",
@@ -53,7 +55,20 @@ __all__ = [
 # set is kept.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_VERBS = ("bench", "bisect", "build", "check", "export", "inspect", "optimize", "package", "recheck", "run", "verify")
+_VERBS = (
+    "bench",
+    "bisect",
+    "build",
+    "check",
+    "export",
+    "inspect",
+    "optimize",
+    "package",
+    "prove",
+    "recheck",
+    "run",
+    "verify",
+)
 _HOMES = {
     **{verb: f"verbs.{verb}.{verb}_function" for verb in _VERBS},
     "export_genai": "verbs.export.genai_export",

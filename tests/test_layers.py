@@ -57,6 +57,7 @@ LATE = {
     "normdeploy.verbs.bisect.bisect_tables": "rich",
     "normdeploy.verbs.build.build_tables": "rich",
     "normdeploy.verbs.package.package_tables": "rich",
+    "normdeploy.verbs.prove.prove_tables": "rich",
     "normdeploy.verbs.recheck.recheck_tables": "rich",
     "normdeploy.verbs.run.run_tables": "rich",
     "normdeploy.verbs.verify.verify_tables": "rich",

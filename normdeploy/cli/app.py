@@ -20,7 +20,22 @@ from ..trust_words import CODE_WORDS, KEY_WORDS
 from ..verbs.build.trtexec_words import TRTEXEC_WORDS
 from ..verbs.conversion.torch_words import EXPORT_WORDS, HALF_WORDS
 from ..verbs.verify.verify_words import SAMPLE_WORDS
-from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, signals, verify
+from . import (
+    bench,
+    bisect,
+    build,
+    check,
+    export,
+    fleet,
+    inspect,
+    optimize,
+    package,
+    prove,
+    recheck,
+    run,
+    signals,
+    verify,
+)
 from .other_words import TranslatingCommand
 from .stored import add_store_option
 from .supervised import supervise_in_child
@@ -114,6 +129,7 @@ app.command(cls=_CompareCommand)(add_store_option(add_common_options(verify.veri
 app.command(cls=_CompareCommand)(add_common_options(bisect.bisect))
 app.command(cls=_CodeCommand)(add_common_options(inspect.inspect))
 app.command(cls=_OptimizeCommand)(add_store_option(add_common_options(optimize.optimize)))
+app.command(cls=_VerbCommand)(add_common_options(prove.prove))
 app.command(cls=_VerbCommand)(add_common_options(run.run))
 app.command(cls=_CodeCommand)(add_common_options(check.check))
 app.command(cls=_CodeCommand)(add_common_options(bench.bench))

@@ -42,6 +42,7 @@ VERBS = (
     ("bisect", "net.py", "net.onnx"),
     ("run", "net.onnx", "-o", "out.npz", "--input", "x=0:1"),
     ("package", "net.onnx", "-o", "bundle"),
+    ("prove", "net.onnx", "again.onnx"),
     ("recheck", "bundle"),
     ("bench", "net.py", "net.onnx", "--input", "x[b,t,3]", "--rounds", "2"),
     ("bench", "--norms", "LayerNorm", "--rounds", "2"),

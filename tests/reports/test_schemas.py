@@ -23,6 +23,7 @@ from normdeploy.runtimes.trt_runner import describe_missing_runtime
 from normdeploy.testing import session_report
 from normdeploy.verbs.check import check_function
 from normdeploy.verbs.package import evidence_bundle
+from normdeploy.verbs.prove import proof_result
 from normdeploy.verbs.recheck import recheck_function
 from tests.packaged import written
 from tests.quantized_files import net as quantizable
@@ -46,6 +47,7 @@ VERBS = {
     "package": "package",
     "packaged report": "report",
     "check": "check",
+    "prove": "prove",
     "recheck": "recheck",
 }
 """What is written -> its schema."""
@@ -99,6 +101,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run("bench of norms", "bench", "@out.onnx", "--norm-impl", "standard,decomposed", "--rounds", "2")
     run("package", "package", "@hand.onnx", "-o", "@bundle", file="bundle/manifest.json")
     found["packaged report"] = json.loads((folder / "bundle" / "report.json").read_text(encoding="utf-8"))
+    run("prove", "prove", "@hand.onnx", "@spoiled.onnx", code=1)
     run("recheck", "recheck", "@bundle")
     run("check", "check", "@hand.onnx", "--format", "json", "-o", "@checked.json", code=1, file="checked.json")
     shutil.rmtree(folder)
@@ -163,7 +166,7 @@ def test_schemas_are_schemas() -> None:
 def test_names_are_those_that_the_code_writes() -> None:
     named = [typing.get_args(typing.get_type_hints(document)["schema"])[0] for document in DOCUMENTS.values()]
     schemas_of_code = [
-        *(report.SCHEMA, check_function.SCHEMA, recheck_function.SCHEMA),
+        *(report.SCHEMA, check_function.SCHEMA, proof_result.SCHEMA, recheck_function.SCHEMA),
         *(evidence_bundle.SCHEMA, session_report.SCHEMA),
     ]
     assert named == schemas_of_code

@@ -1,0 +1,216 @@
+"""Prove that two ONNX files compute the same function.
+
+The verdict is one of four: equal, equal up to the rounding of stored constants, different (with an input that shows the
+difference), or not known (with the node that stops the proof). docs/reference/prove.md explains the method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..arguments.export_result import resolve_onnx
+from .counterexamples import FAILURES, Difference, Float64File, find_difference, write_npz
+from .equality_proof import PROMISED_BITS, Comparison, compare_files
+from .file_pair import FilePair, NotComparable, OpenFile, draw_feeds, iter_sizes, pair_files, parse_map
+from .folded_constants import RoundedConstant
+from .proof_result import Counterexample, FileProof, Place, Verdict
+from .prove_options import ProveCall
+
+# Relative difference in float64 above which files differ by more than the rounding of constants of float32
+_ROUNDING = 2.0**-20
+# Relative difference that rounding errors of float64 do not reach, even in an ill-conditioned norm
+_FLOAT64_NOISE = 2.0**-36
+# The same for constants of half precision
+_HALF_ROUNDING = 2.0**-7
+
+
+@take_fields_as_arguments(ProveCall)
+def prove(call: ProveCall) -> FileProof:
+    """Prove that two ONNX files compute the same function, or show an input at which they differ.
+
+    Args:
+        first: an ONNX file, a model in memory or a result of ``export`` or ``optimize``.
+        second: another one, with the same inputs and outputs.
+        map: "A=B" for each input or output whose name differs.
+        counterexample: .npz file to write with the inputs that show a difference.
+        progress: called with (stage, done, total).
+
+    Returns:
+        the verdict, with the error probability or the difference. The result is true if the files are proved equal,
+        exactly or up to the rounding of stored constants.
+
+    Raises:
+        InputError: an input or output has no counterpart.
+        GraphError: a file is missing or broken.
+    """
+    start = time.perf_counter()
+    files = [OpenFile(resolve_onnx(source), label) for source, label in ((call.first, "A"), (call.second, "B"))]
+    texts = [call.map] if isinstance(call.map, str) else list(call.map or ())
+    try:
+        pair = pair_files(files[0], files[1], parse_map(texts))
+    except NotComparable as error:
+        return _Draft(files[0].shown, files[1].shown, 0, start).finish(Verdict.UNKNOWN, str(error))
+    proof = _prove_pair(pair, _Draft(files[0].shown, files[1].shown, len(pair.outputs), start))
+    if call.counterexample is not None and proof.counterexample is not None:
+        write_npz(call.counterexample, proof.counterexample.inputs)
+    return proof
+
+
+@dataclass
+class _Draft:
+    """Parts of the result that are known so far."""
+
+    first: str
+    second: str
+    outputs: int
+    start: float
+    notes: tuple[str, ...] = ()
+    sizes: str = ""
+    rounded: tuple[RoundedConstant, ...] = ()
+    places: tuple[Place | None, Place | None] = (None, None)
+
+    def finish(
+        self, verdict: Verdict, reason: str = "", *, bits: int = 0, shown: Counterexample | None = None
+    ) -> FileProof:
+        """Make the result."""
+        return FileProof(
+            verdict=verdict,
+            first=self.first,
+            second=self.second,
+            outputs=self.outputs,
+            error_bits=bits,
+            sizes=self.sizes,
+            rounded=self.rounded,
+            reason=reason,
+            places=self.places,
+            counterexample=shown,
+            notes=self.notes,
+            seconds=time.perf_counter() - self.start,
+        )
+
+
+def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
+    draft.notes = pair.notes
+    compared = compare_files(pair)
+    draft.rounded = tuple(r for side in compared.rounded for r in side.values())
+    if compared.different_outputs():
+        return _explain_difference(pair, compared, draft)
+    obstacle = _find_obstacle(compared)
+    if obstacle:
+        return draft.finish(Verdict.UNKNOWN, obstacle)
+    draft.sizes = "for the sizes that the files state"
+    if pair.symbols:
+        limits = sorted(f"{size} ≤ {most}" for size, most in compared.point.limits)
+        draft.sizes = "for all sizes of 1 or more" + (f" with {', '.join(limits)}" if limits else "")
+    verdict = Verdict.ROUNDED if draft.rounded else Verdict.EQUAL
+    return draft.finish(verdict, bits=compared.point.security_bits)
+
+
+def _find_obstacle(compared: Comparison) -> str:
+    """Say why agreeing outputs are not a proof; "" if they are."""
+    if not compared.is_defined_alike:
+        return _describe_undefined(compared)
+    bits = compared.point.security_bits
+    if bits < PROMISED_BITS:
+        return f"the error probability of 2^-{bits} is larger than 2^-{PROMISED_BITS}; the files are too deep"
+    if not compared.has_enough_points:
+        return (
+            f"a proof for all sizes needs {compared.point.required_points} points of an open size; the limit is "
+            f"{compared.point.open_points}"
+        )
+    return ""
+
+
+def _choose_sizes(pair: FilePair) -> list[dict[str, int]]:
+    """Choose sizes of the open dims at which the first file runs: two rows of different sizes, and ones."""
+    if not pair.symbols:
+        return [{}]
+    runner = Float64File(pair.first)
+    ports = [one for one, _ in pair.inputs]
+    chosen = []
+    for sizes in iter_sizes(pair.symbols):
+        feeds = draw_feeds(ports, pair.shapes_at(sizes), np.random.default_rng(0))
+        try:
+            runner.run(feeds, {})
+        except FAILURES:
+            continue
+        chosen.append(sizes)
+        if len(chosen) == 2:
+            break
+    return [*chosen, dict.fromkeys(pair.symbols, 1)]
+
+
+def _describe_undefined(compared: Comparison) -> str:
+    kinds = compared.undefined_kinds()
+    return (
+        f"the outputs agree, but the files are not defined at the same inputs: their arguments of {', '.join(kinds)} "
+        "differ, and no structure shows that these arguments are always valid"
+    )
+
+
+def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> FileProof:
+    """Say how the files differ, or why the proof stops."""
+    found = [compared.first_difference(side) for side in (0, 1)]
+    draft.places = (found[0][0] if found[0] else None, found[1][0] if found[1] else None)
+    unknown = [f"{place.op} ({reason})" for place, reason in filter(None, found) if reason]
+    numbers = tuple({n: v.approx.numbers for n, v in exact.items() if v.approx is not None} for exact in compared.exact)
+    random_ops = compared.random_ops()
+    difference = None
+    if not random_ops:
+        difference = find_difference(pair, _choose_sizes(pair), (numbers[0], numbers[1]))
+    changed = list(compared.changed_constants())
+    only_constants = bool(changed) and compared.is_equal_with(changed)
+    shown = None if difference is None else difference.shown
+    if shown is not None and difference is not None and _is_conclusive(difference, pair, only_constants=only_constants):
+        if only_constants:
+            one, other = changed[0]
+            reason = f"B stores other numbers in {other!r} than A in {one!r}"
+            if len(changed) > 1:
+                reason += f", and {len(changed) - 1} more constants differ"
+        else:
+            reason = f"the output {shown.output!r} differs by {difference.relative:.2g} of its largest element"
+        return draft.finish(Verdict.DIFFERENT, reason, shown=shown)
+    return draft.finish(Verdict.UNKNOWN, _describe_obstacle(draft, unknown, changed, difference, random_ops))
+
+
+def _is_conclusive(difference: Difference, pair: FilePair, *, only_constants: bool) -> bool:
+    """Return True if a difference in float64 shows that the files differ.
+
+    A tool may have folded constants in a way that the proof does not know. Then the constants may be rounded correctly,
+    and cause small differences. If only stored constants differ, any difference is conclusive.
+    """
+    if only_constants and difference.is_exact:
+        return difference.relative > _FLOAT64_NOISE
+    return difference.relative > (_HALF_ROUNDING if pair.first.is_half or pair.second.is_half else _ROUNDING)
+
+
+def _describe_obstacle(
+    draft: _Draft,
+    unknown: Sequence[str],
+    changed: Sequence[tuple[str, str]],
+    difference: Difference | None,
+    random_ops: Sequence[str],
+) -> str:
+    if random_ops:
+        return f"{random_ops[0]} gives other numbers in each run"
+    parts = []
+    if unknown:
+        parts.append(f"the proof stops at {' and '.join(dict.fromkeys(unknown))}")
+    else:
+        places = [place.describe() for place in draft.places if place is not None]
+        parts.append(f"the proof stops at {' in A and '.join(places)}{' in B' if len(places) > 1 else ''}")
+    if changed:
+        parts.append(f"the constant {changed[0][1]!r} of B is not computed from constants of A in a known way")
+    if difference is not None and difference.shown is None:
+        if difference.ran:
+            parts.append(f"{difference.ran} inputs in float64 show no difference")
+        else:
+            parts.append(f"the files did not run in float64 ({difference.failed})")
+    elif difference is not None:
+        parts.append(f"in float64 they differ by {difference.relative:.1g}, which rounded constants may explain")
+    return "; ".join(parts)
