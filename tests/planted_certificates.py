@@ -69,6 +69,14 @@ class _Copy:
         }
         return key
 
+    def keep_data(self, initializer: str) -> None:
+        """Write the elements of an initializer that is about to change into the table."""
+        for key, entry in self.document["constants"].items():
+            if entry.get("initializer") == initializer:
+                data = self.array(key).tobytes()
+                del entry["initializer"]
+                entry["data"] = base64.b64encode(data).decode()
+
     def file_node(self, node: Document) -> onnx.NodeProto | None:
         """Find the node of the model's main graph that a node of ``after`` became."""
         if node["final"]["where"] != "file":
@@ -198,6 +206,7 @@ def _move_stored(c: _Copy) -> bool:
             worst = int(np.argmax(np.abs(flat)))
             # Two ulp: one ulp could still be within half an ulp and the error of the expression.
             flat[worst] = np.nextafter(np.nextafter(flat[worst], np.float32(np.inf)), np.float32(np.inf))
+            c.keep_data(tensor.name)
             constant["rounded"] = c.store(array)
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
             return True
@@ -311,10 +320,91 @@ def _change_function(c: _Copy) -> bool:
 def _weaken_mode(c: _Copy) -> bool:
     for rewrite in c.rewrites("exact", "affine", "expressions"):
         rewrite["mode"] = "numeric"
+        rewrite.pop("expressions", None)
+        rewrite["claims"] = [
+            claim
+            for claim in rewrite["claims"]
+            if claim["claim"] != "stored" or "value" in rewrite["after"]["constants"][claim["constant"]]
+        ]
         for claim in rewrite["claims"]:
             if claim["claim"] == "equal":
                 claim["mode"] = "numeric"
         return True
+    return False
+
+
+def _hide_function(c: _Copy) -> bool:
+    for function in c.document["functions"]:
+        if function["in_file"]:
+            function["in_file"] = False
+            function["nodes"][-1]["op"] = "Neg"
+            return True
+    return False
+
+
+def _redefine_standard_op(c: _Copy) -> bool:
+    for function in c.document["functions"]:
+        c.document["functions"].append(function | {"domain": "", "name": "Add", "in_file": False})
+        return True
+    return False
+
+
+def _invent_place(c: _Copy) -> bool:
+    for rewrite in c.rewrites():
+        if rewrite["place"] == "" and any(n["final"]["where"] == "file" for n in rewrite["after"]["nodes"]):
+            rewrite["place"] = "elsewhere"
+            return True
+    return False
+
+
+def _fix_leaf(c: _Copy) -> bool:
+    inputs = {i.name for i in c.model.graph.input}
+    for rewrite in c.rewrites():
+        for leaf in rewrite["leaves"]:
+            if leaf["name"] in inputs and leaf["shape"] and isinstance(leaf["shape"][0], str):
+                leaf["shape"][0] = 3
+                return True
+    return False
+
+
+def _change_opset(c: _Copy) -> bool:
+    for rewrite in c.rewrites():
+        for node in rewrite["before"]["nodes"]:
+            if node["op"] == "ReduceMean" and node["from"] is None and node["opset"] >= 18:
+                node["opset"] = 13
+                return True
+    return False
+
+
+def _move_stored_in_mode_numeric(c: _Copy) -> bool:
+    for rewrite in c.rewrites("affine"):
+        for name, constant in rewrite["after"]["constants"].items():
+            tensor = c.file_constant(rewrite, name)
+            if "rounded" in constant and tensor is not None:
+                array = c.array(constant["rounded"]) * np.float32(2)
+                c.keep_data(tensor.name)
+                constant["rounded"] = c.store(array)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+                return _weaken_mode(c)
+    return False
+
+
+def _leave_out_epsilon_in_mode_numeric(c: _Copy) -> bool:
+    for rewrite in c.rewrites("affine"):
+        if rewrite["epsilons"]:
+            rewrite["claims"] = [claim for claim in rewrite["claims"] if claim["claim"] != "epsilon"]
+            return _weaken_mode(c)
+    return False
+
+
+def _change_constant_along_chain(c: _Copy) -> bool:
+    for rewrite in c.rewrites():
+        for node in rewrite["before"]["nodes"]:
+            for name in node["inputs"] if node["from"] is not None else []:
+                constant = rewrite["before"]["constants"].get(name)
+                if constant is not None and c.array(constant["value"]).dtype.kind == "f":
+                    constant["value"] = c.store(c.array(constant["value"]) * np.float32(2))
+                    return True
     return False
 
 
@@ -340,6 +430,14 @@ _FAULTS: tuple[tuple[Plant, str, tuple[str, ...]], ...] = (
     (_leave_out_claim, "a claim is left out", ("structure",)),
     (_leave_out_fact, "a fact is left out", ("facts",)),
     (_change_function, "the body of a function changed", ("functions",)),
+    (_hide_function, "a function of the model with another body, said to be in no file", ("functions",)),
+    (_redefine_standard_op, "a function redefines a standard op", ("structure",)),
+    (_invent_place, "a place that is not in the model", ("final", "chain")),
+    (_fix_leaf, "a leaf with a fixed size in place of a symbol", ("structure",)),
+    (_change_opset, "an opset with another meaning of the op", ("chain",)),
+    (_move_stored_in_mode_numeric, "a stored constant changed in mode numeric", ("stored",)),
+    (_leave_out_epsilon_in_mode_numeric, "the claim epsilon left out in mode numeric", ("structure",)),
+    (_change_constant_along_chain, "a constant changed along a chain", ("chain", "equal")),
     (_weaken_mode, "a weaker mode", ()),
 )
 

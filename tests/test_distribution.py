@@ -67,13 +67,13 @@ def wheel(built: Path) -> Path:
 
 
 def shipped() -> set[str]:
-    """What the wheel has to hold, as paths in it: every file of the installed folders."""
+    """What the wheel has to hold, as paths in it: every file of the installed folders, and the checker."""
     found = set()
     for folder, package in SHIPPED.items():
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 found.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
-    return found
+    return found | {"normdeploy_check.py"}
 
 
 def metadata(wheel: Path) -> Message:

@@ -157,8 +157,12 @@ class _DocumentWriter:
             "converted": record.converted,
             "proof": _describe_proof(record),
         }
-        if record.before is None or record.after is None:
-            return told | {"claims": []}
+        own = {o for node in record.after.nodes for o in node.proto.output} if record.after is not None else set()
+        if mode == "none" or record.before is None or record.after is None:
+            told |= {"claims": [], "writes": sorted({*record.writes, *own} - {""})}
+            self._writers.update({(record.place, name): index for name in told["writes"]})
+            return told
+        told["writes"] = sorted(set(record.writes) - own)
         told["leaves"] = [
             {
                 "name": leaf.name,
@@ -186,9 +190,7 @@ class _DocumentWriter:
         }
         told["facts"] = _list_facts(record)
         told["claims"] = _list_claims(record, mode, epsilons)
-        for node in record.after.nodes:
-            for output in node.proto.output:
-                self._writers[record.place, output] = index
+        self._writers.update({(record.place, name): index for name in (*told["writes"], *own)})
         return told
 
     def _describe_side(self, side: RecordedSide) -> dict[str, Any]:
@@ -286,12 +288,12 @@ class _DocumentWriter:
         """Tell where each node after a rewrite is: in the file, in a later rewrite, or changed by the cleanup."""
         readers: dict[tuple[str, str], list[int]] = {}
         for j, record in enumerate(records):
-            if record.before is not None:
+            if record.before is not None and "before" in rewrites[j]:
                 for node in record.before.nodes:
                     for output in node.proto.output:
                         readers.setdefault((record.place, output), []).append(j)
         for i, (record, told) in enumerate(zip(records, rewrites, strict=True)):
-            if record.after is None:
+            if record.after is None or "after" not in told:
                 continue
             for node, described in zip(record.after.nodes, told["after"]["nodes"], strict=True):
                 described["final"] = self._locate_node(record.after, node, exactly=True)
@@ -299,7 +301,7 @@ class _DocumentWriter:
                 if described["final"] is None and later is not None:
                     described["final"] = {"where": "rewrite", "index": later}
         for record, told in zip(records, rewrites, strict=True):
-            if record.after is None:
+            if record.after is None or "after" not in told:
                 continue
             for node, described in zip(record.after.nodes, told["after"]["nodes"], strict=True):
                 if described["final"] is None:
@@ -445,7 +447,7 @@ def _list_claims(record: RewriteRecord, mode: str, epsilons: Mapping[str, Fracti
     claims += [
         {"claim": "stored", "constant": name, "dtype": c.rounded.dtype.name}
         for name, c in record.after.constants.items()
-        if c.rounded is not None and mode in ("exact", "affine", "expressions")
+        if c.rounded is not None and (c.value is not None or mode != "numeric")
     ]
     claims += [{"claim": "epsilon", "node": name} for name in epsilons]
     if record.certificate is not None and record.certificate.method == "exact":

@@ -110,7 +110,8 @@ def _add_scale_and_shift(made: ExpressionRecord, graph: Graph, fold: FoldExpress
     """
     chain = fold.chain
     shape = _choose_input_shape(graph, fold)
-    if shape is None:
+    # The expressions have no leaves, so the chain may not read the shape of another tensor either.
+    if shape is None or chain.shape_leaves or len(chain.leaves) > 1:
         return None
     zero = _add_chain(made, graph, chain, np.zeros(shape, np.float32))
     one = _add_chain(made, graph, chain, np.ones(shape, np.float32))

@@ -136,6 +136,12 @@ class Proposal:
     joined: Callable[[Finding, Finding], Finding] | None = None
 
     @property
+    def written_names(self) -> tuple[str, ...]:
+        """Return the names of the tensors that the proposal computes anew or makes constant."""
+        replaced = [t for change in self.changes for t in (change.old, *change.also.values())]
+        return tuple(dict.fromkeys(t.name for t in (*replaced, *(v.tensor for v in self.values))))
+
+    @property
     def nodes(self) -> list[gs.Node]:
         """Return all written nodes."""
         return [node for change in self.changes for node in change.nodes]

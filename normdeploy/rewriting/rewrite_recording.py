@@ -35,6 +35,7 @@ class ProvedSides:
         pairs: region before and region after for each result.
         free_lengths: lengths in whose place the proof holds for any length.
         converted: True if the file stores the nodes in another form than they were proved in.
+        writes: names of the tensors that the stored proposal computes anew or makes constant.
     """
 
     pairs: Sequence[tuple[Region, Region]]
@@ -42,6 +43,7 @@ class ProvedSides:
     identity: Identity | None
     free_lengths: tuple[int, ...] = ()
     converted: bool = False
+    writes: tuple[str, ...] = ()
 
 
 def record_rewrite(graph: Graph, place: str, stage: str, proposal: Proposal, proved: ProvedSides) -> RewriteRecord:
@@ -65,6 +67,7 @@ def record_rewrite(graph: Graph, place: str, stage: str, proposal: Proposal, pro
         converted=proved.converted,
         free_lengths=proved.free_lengths,
         has_undescribed_constants=proposal.expressions is not None,
+        writes=proved.writes,
     )
     pairs = list(proved.pairs) or _pairs_of_changes(graph, proposal.changes)
     if isinstance(pairs, Refusal):

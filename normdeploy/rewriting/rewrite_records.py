@@ -86,6 +86,7 @@ class RewriteRecord:
         converted: True if the file stores the nodes in another form than they were proved in.
         free_lengths: lengths in whose place the proof holds for any length.
         has_undescribed_constants: True if the rewrite computed constants that ``expressions`` does not define.
+        writes: names of the tensors that the rewrite computes anew or makes constant.
     """
 
     place: str
@@ -104,6 +105,7 @@ class RewriteRecord:
     converted: bool = False
     free_lengths: tuple[int, ...] = ()
     has_undescribed_constants: bool = False
+    writes: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> list[RecordedNode]:

@@ -261,6 +261,7 @@ class Rewriter:
             decided.identity,
             decided.free_lengths,
             converted=[id(n) for n in stored.nodes] != [id(n) for n in proposal.nodes],
+            writes=stored.written_names,
         )
         self.wanted.recorder.records.append(
             rewrite_recording.record_rewrite(self.graph, step.place, step.stage, proposal, sides)
