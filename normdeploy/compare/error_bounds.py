@@ -83,6 +83,14 @@ class ErrorBounds:
         """
         return self._spread[output] + float_spacing(self._reference[output], self._dtypes[output])
 
+    def unmoved(self, output: str) -> Array:
+        """Find the elements that no rounding has moved: all runs and eager have the reference's number.
+
+        Returns:
+            array of booleans of the output's shape.
+        """
+        return (self._spread[output] == 0) & (self._eager[output] == 0)
+
     def eager_ratio(self, output: str) -> float:
         """Compute the largest multiple of s that eager needs in this case.
 

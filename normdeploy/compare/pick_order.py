@@ -42,6 +42,21 @@ class ScorePair:
         return float("inf")
 
 
+@dataclass(frozen=True)
+class PassedTie:
+    """Pick that is not the first of equal scores.
+
+    Attributes:
+        index: the picked index.
+        first: index of the first of the equal scores.
+        score: all of these scores.
+    """
+
+    index: int
+    first: int
+    score: float
+
+
 def find_widest_inversion(
     scores: Array, room: Array, picks: Array, axis: int, *, largest: bool = True, in_order: bool = True
 ) -> ScorePair | None:
@@ -84,6 +99,32 @@ def find_widest_inversion(
     if largest:
         return widest
     return ScorePair(-widest.first, -widest.second, widest.gap, widest.room)
+
+
+def find_passed_tie(scores: Array, exact: Array, picks: Array, axis: int) -> PassedTie | None:
+    """Find a pick of the largest or smallest score that is not the first of equal scores.
+
+    torch.argmax and ONNX's ArgMax pick the first of equal scores. Scores that rounding moves are equal by chance, and
+    any of them may be first.
+
+    Args:
+        scores: float64 scores.
+        exact: True for each score that rounding does not move, same shape.
+        picks: one index for each row, along ``axis``.
+
+    Returns:
+        the first such pick, or None.
+    """
+    high, fixed, chosen = (np.moveaxis(values, axis, -1) for values in (scores, exact, picks))
+    if not chosen.size:
+        return None
+    picked, is_fixed = (np.take_along_axis(values, chosen, -1) for values in (high, fixed))
+    first = ((high == picked) & fixed & is_fixed).argmax(-1)[..., None]
+    passed = is_fixed & (first < chosen)
+    if not passed.any():
+        return None
+    place = tuple(int(index) for index in np.argwhere(passed)[0])
+    return PassedTie(int(chosen[place]), int(first[place]), float(picked[place]))
 
 
 def _running_argmin(values: Array) -> Array:

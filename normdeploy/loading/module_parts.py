@@ -155,7 +155,8 @@ def select_part(
         return TraceableModel(_stop_after(module, part.last), list(inputs))
     if make_example is None:
         raise InputError(
-            f"the inputs of {part.first!r} are unknown, because no example of the model's inputs is known: write"
+            f"the inputs of {part.first!r} are unknown, because normdeploy has no examples of this model's inputs, and"
+            " example arguments are not used for a part: write"
             f" --part {SEPARATOR}{part.last}, and describe the inputs of the model with --input"
         )
     runs = [_record_run(module, part.first, make_example(batch)) for batch in _BATCHES]

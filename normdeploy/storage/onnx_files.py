@@ -122,6 +122,10 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False,
                     old.unlink(missing_ok=True)
 
 
+# Maximum number of bytes of a file's name on common file systems.
+_LONGEST_NAME = 255
+
+
 def require_data_name(name: str, path: PathLike) -> None:
     """Check that a file beside an ONNX file may get its weights.
 
@@ -131,13 +135,21 @@ def require_data_name(name: str, path: PathLike) -> None:
 
     Raises:
         InputError: the name contains folders or is the ONNX file's own, or the file exists and does not belong to the
-            ONNX file.
+            ONNX file alone.
     """
     target = Path(os.path.realpath(path))
     if not isinstance(name, str) or name != os.path.basename(name) or "\\" in name or name in ("", ".", ".."):
         raise InputError(
             f"the name of the external data is {name!r}; pass a file name without folders, such as"
             f" {target.name + '.data'!r}: ONNX files refer to weights in their own folder"
+        )
+    if (
+        any(not character.isprintable() for character in name)
+        or name.isspace()
+        or len(os.fsencode(name)) > _LONGEST_NAME
+    ):
+        raise InputError(
+            f"the name of the external data is {name[:80]!r}; use printable characters, at most {_LONGEST_NAME} bytes"
         )
     if name == target.name:
         raise InputError(f"the external data and the ONNX file are both {name!r}; use another name for one of them")
@@ -146,6 +158,14 @@ def require_data_name(name: str, path: PathLike) -> None:
             f"the external data would replace {name!r}, which is not the external data of {target.name}; choose another"
             " name, or delete that file"
         )
+    if not os.path.lexists(target.with_name(name)):
+        return
+    for other in sorted(target.parent.glob("*.onnx")):
+        if other != target and name in _data_files_of(other):
+            raise InputError(
+                f"the external data would replace {name!r}, which is the external data of {other.name} too; choose"
+                " another name"
+            )
 
 
 def _data_files_of(path: Path) -> set[str]:

@@ -84,12 +84,13 @@ def _require_report_file(text: str) -> Path:
 # ------------------------------------------------------------------ the verdicts of a test
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+# The older form of wrappers, because every release of pluggy has it. Another form would end each run of pytest 7.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
     """Collect the verdicts of a test and of its fixtures."""
     item.stash[_VERDICTS] = []
     with listening(partial(_record_verdict, item)):
-        return (yield)
+        yield
 
 
 def _record_verdict(item: pytest.Item, verdict: Verdict) -> None:
@@ -109,15 +110,14 @@ def _record_verdict(item: pytest.Item, verdict: Verdict) -> None:
     item.user_properties += [(f"{_NAME}.{name}", value) for name, value in properties.items() if value is not None]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Attach the verdicts of a phase to the phase's report."""
-    report = yield
+    outcome = yield
     verdicts = item.stash.get(_VERDICTS, [])
     if verdicts:
-        setattr(report, _ATTRIBUTE, verdicts)
+        setattr(outcome.get_result(), _ATTRIBUTE, verdicts)
         item.stash[_VERDICTS] = []
-    return report
 
 
 class _ReportWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -485,7 +486,9 @@ def test_the_old_model_never_reads_new_weights(tmp_path: Path, monkeypatch: pyte
     assert not path.exists()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/w.data", "/w.data", "..\\w.data", "m.onnx", 3])
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "a/w.data", "/w.data", "..\\w.data", "m.onnx", 3, "w\0", "w" * 256]
+)
 def test_a_name_that_is_no_file_beside_the_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="external data"):
         save_onnx(model(), tmp_path / "m.onnx", data_name=name)
@@ -499,6 +502,15 @@ def test_a_file_that_is_not_the_weights_of_this_model_is_kept(tmp_path: Path) ->
         save_onnx(model(2.0), tmp_path / "m.onnx", data_name="w.data")
     (tmp_path / "m.onnx").write_bytes(b"no model")
     with pytest.raises(InputError, match="would replace"):
+        save_onnx(model(2.0), tmp_path / "m.onnx", data_name="w.data")
+    assert (tmp_path / "w.data").read_bytes() == before
+
+
+def test_weights_that_another_model_shares_are_kept(tmp_path: Path) -> None:
+    save_onnx(model(1.0), tmp_path / "m.onnx", data_name="w.data")
+    shutil.copyfile(tmp_path / "m.onnx", tmp_path / "copy.onnx")
+    before = (tmp_path / "w.data").read_bytes()
+    with pytest.raises(InputError, match=r"'w\.data', which is the external data of copy\.onnx too"):
         save_onnx(model(2.0), tmp_path / "m.onnx", data_name="w.data")
     assert (tmp_path / "w.data").read_bytes() == before
 

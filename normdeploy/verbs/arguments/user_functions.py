@@ -70,7 +70,7 @@ def call_user_function(function: Callable[..., Any], name: str, *arguments: Any)
     try:
         return function(*arguments)
     # The user's code may raise anything.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from ...loading.model_factories import describe_user_error
 
         raise InputError(f"{name} failed: {describe_user_error(error)}") from error

@@ -16,6 +16,9 @@ from ...storage.onnx_files import load_onnx
 from ...types import PathLike
 from ...verb_options import ConversionOptions
 
+# Number of bytes that contain the first key of a certificate.
+_HEAD = 64
+
 
 def require_certifiable(certificate: PathLike, options: ConversionOptions, output: PathLike | None) -> None:
     """Check, before any work, that a certificate file can be written for this output.
@@ -37,6 +40,22 @@ def require_certifiable(certificate: PathLike, options: ConversionOptions, outpu
         raise NormdeployError(
             f"the certificate {os.fspath(certificate)!r} would replace the model; choose another name"
         )
+    if target.exists() and not _is_certificate(target):
+        raise NormdeployError(
+            f"the certificate {os.fspath(certificate)!r} would replace a file that is not a certificate; choose another"
+            " name, or delete that file"
+        )
+    if options.external_data_name and target == Path(os.path.realpath(output)).with_name(options.external_data_name):
+        raise NormdeployError(
+            f"the certificate {os.fspath(certificate)!r} would replace the external data"
+            f" {options.external_data_name!r}; choose another name for one of them"
+        )
+
+
+def _is_certificate(path: Path) -> bool:
+    """Return whether a file begins as a certificate does: its keys are sorted."""
+    with path.open("rb") as file:
+        return b'"bounds"' in file.read(_HEAD)
 
 
 def describe_certified_file(output: PathLike, source: Any, source_opset: int) -> CertifiedFile:

@@ -24,8 +24,8 @@ import onnx
 import torch
 
 from ...compare.error_bounds import ErrorBounds
-from ...compare.number_text import format_pair
-from ...compare.pick_order import ScorePair, find_widest_inversion
+from ...compare.number_text import format_number, format_pair
+from ...compare.pick_order import PassedTie, ScorePair, find_passed_tie, find_widest_inversion
 from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.ordering_operators import ChoiceFollower, OrderingOperator, line_up_scores
@@ -139,6 +139,13 @@ def follow_choices(
 
     bounds = ErrorBounds(exact | _name_scores(scores), own | _name_scores(own_scores), run_rounded, may_draw)
     while True:
+        ties = [(operator, _find_passed_tie(operator, scores, follower, bounds)) for operator in follower.operators]
+        wrong = next(((operator, tie) for operator, tie in ties if tie is not None), None)
+        if wrong is not None:
+            # More roundings may move one of the scores.
+            if bounds.draw_more():
+                continue
+            return WrongChoice(wrong[0], True, _describe_passed_tie(*wrong))
         pairs = [(operator, _find_widest(operator, scores, follower, bounds)) for operator in follower.operators]
         found = [(operator, pair) for operator, pair in pairs if pair is not None]
         if not found:
@@ -173,6 +180,27 @@ def _find_widest(
     values, picks, axis = line_up_scores(operator, exact, follower.picks[operator.node])
     return find_widest_inversion(
         values, room.reshape(values.shape), picks, axis, largest=operator.largest, in_order=operator.in_order
+    )
+
+
+def _find_passed_tie(
+    operator: OrderingOperator, scores: Arrays, follower: ChoiceFollower, bounds: ErrorBounds
+) -> PassedTie | None:
+    """Find a pick of an argmax or argmin that is not the first of equal scores."""
+    if operator.onnx_op == "TopK":
+        # torch.topk picks any of equal scores.
+        return None
+    name = _score_name(operator.node)
+    exact = scores[operator.node].astype(np.float64)
+    unmoved = bounds.unmoved(name) if name in bounds.outputs else np.ones(exact.shape, bool)
+    values, picks, axis = line_up_scores(operator, exact, follower.picks[operator.node])
+    return find_passed_tie(values, unmoved.reshape(values.shape), picks, axis)
+
+
+def _describe_passed_tie(operator: OrderingOperator, passed: PassedTie) -> str:
+    return (
+        f"{_describe_operator(operator)} picks index {passed.index}, but the model picks index {passed.first}, the"
+        f" first of equal scores ({format_number(passed.score)})"
     )
 
 

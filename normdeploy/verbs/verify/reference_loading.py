@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 
@@ -44,7 +44,7 @@ def load_original(
     """Load the model that files are compared with: a PyTorch model, or an ONNX model given instead.
 
     Args:
-        own_code: True if the user names functions, for which ``trust`` is needed with an ONNX model too.
+        own_code: True if the user names functions. They need ``trust``, whatever the model is.
 
     Returns:
         (model, notes).
@@ -71,6 +71,9 @@ def load_original(
                 f"{', '.join(given)}: applies to a PyTorch model, but the reference is an ONNX model; omit it"
             )
         return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
+    if own_code and path is None:
+        # A model in memory runs no code of a file, so loading has no such option.
+        loading = cast("LoadKeywords", {name: value for name, value in loading.items() if name != "trust"})
     return load_judged_model(source, files, args, kwargs, loading)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 import typer.testing
 
 import normdeploy
@@ -31,6 +32,8 @@ def fails(outputs, expected):
     raise ValueError("too close")
 def first(outputs, expected):
     return outputs[:, 0]
+def leaves(outputs, expected):
+    raise SystemExit(0)
 """
 W, NOISE = np.random.default_rng(1).standard_normal((2, 8, 4)).astype(np.float32) * np.float32([[[1]], [[0.02]]])
 X = np.random.default_rng(0).standard_normal((37, 8)).astype(np.float32)
@@ -65,6 +68,15 @@ def test_the_function_decides_on_the_rows_of_all_inputs(folder: Path) -> None:
     assert Path("rows").read_text() == "37"
 
 
+def test_the_function_judges_a_model_in_memory(folder: Path) -> None:
+    module = torch.nn.Linear(8, 4, bias=False).eval()
+    module.weight.data = torch.from_numpy(W.T.copy())
+    options: Any = {"inputs": ["x[n,8]"], "dims": ["n=1:4:8"], "seeds": 1}
+    assert normdeploy.verify(module, "right.onnx", metric="my_metrics:closeness>=0.5", trust=True, **options)
+    with pytest.raises(TrustError):
+        normdeploy.verify(module, "right.onnx", metric="my_metrics:closeness>=0.5", **options)
+
+
 def test_no_code_runs_without_trust(folder: Path) -> None:
     Path("rules.toml").write_text('metric = "my_metrics:closeness>=0.5"')
     for options in ({"metric": "my_metrics:closeness>=0.5"}, {"metric": None, "policy": "rules.toml"}):
@@ -86,6 +98,7 @@ def test_no_code_runs_without_trust(folder: Path) -> None:
             "my_metrics:fails>=0.5",
             "the metric my_metrics:fails failed: ValueError: too close (line 12 of my_metrics.py)",
         ),
+        ("my_metrics:leaves>=0.5", "the metric my_metrics:leaves failed: it exits the process (line 16"),
         ("my_metrics:closeness<=0.5", "the larger my_metrics:closeness is, the better"),
         ("my_metrics:closeness>=high", "the threshold 'high' is not a number"),
         ("my_metrics:closeness>=nan", "is a finite number"),

@@ -52,6 +52,20 @@ def test_certificate_never_replaces_another_file(source: Path, name: str) -> Non
     assert sorted(os.listdir(source.parent)) == ["model.onnx"]
 
 
+def test_certificate_never_replaces_weights_or_the_source_in_python(source: Path) -> None:
+    before = source.read_bytes()
+    output = source.parent / "out.onnx"
+    with pytest.raises(NormdeployError, match="is not a certificate"):
+        normdeploy.optimize(source, output, certificate=source)
+    with pytest.raises(NormdeployError, match="would replace the external data"):
+        normdeploy.optimize(source, output, certificate=source.parent / "w.data", external_data_name="w.data")
+    assert source.read_bytes() == before
+    assert sorted(os.listdir(source.parent)) == ["model.onnx"]
+    certificate = source.parent / "c.json"
+    normdeploy.optimize(source, output, certificate=certificate)
+    normdeploy.optimize(source, output, certificate=certificate)
+
+
 def test_certificate_in_missing_folder_is_refused_before_any_work(source: Path) -> None:
     code, said = run_optimize(source, "--certificate", str(source.parent / "none" / "c.json"))
     assert code == 1

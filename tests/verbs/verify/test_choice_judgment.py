@@ -276,3 +276,33 @@ def test_check_of_an_export_follows_the_choices_of_the_file(gap: int, right: boo
     expected = run_expected(exported.model)
     with nullcontext() if right else pytest.raises(ExportError, match="topk ranks the score"):
         assert require_expected_outputs(expected, exported.proto, lambda: exported.model, "onnxruntime") == []
+
+
+class FirstToken(nn.Module):
+    """Pools the first token of a kind, as CLIP does: the scores are integers with many ties."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        place = (ids == 3).int().argmax(-1)
+        return ids.float().cumsum(-1).gather(1, place[:, None])
+
+
+class RoundedScores(nn.Module):
+    """Ties of floating scores that no rounding moves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        place = x.round().argmax(-1)
+        return x.cumsum(-1).gather(1, place[:, None])
+
+
+@pytest.mark.parametrize(
+    ("module", "spec"), [(FirstToken(), "ids:int64[b,24]{0:5}"), (RoundedScores(), "x:float32[b,24]")]
+)
+def test_argmax_that_picks_the_last_of_equal_scores_fails(module: nn.Module, spec: str, tmp_path: Path) -> None:
+    file = tmp_path / "m.onnx"
+    normdeploy.export(module.eval(), output=file, inputs=[spec])
+    assert normdeploy.verify(module.eval(), [file], inputs=[spec], seeds=2)
+    proto = onnx.load(file)
+    node = next(node for node in proto.graph.node if node.op_type == "ArgMax")
+    next(each for each in node.attribute if each.name == "select_last_index").i = 1
+    onnx.save(proto, file)
+    assert not normdeploy.verify(module.eval(), [file], inputs=[spec], seeds=2)
