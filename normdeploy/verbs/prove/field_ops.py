@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx
 
 from ...evaluate import evaluator
 from ...evaluate.evaluator_core import UnsupportedOp, decode_text
 from ...graphs.symbolic_sizes import Size, product_of_sizes
 from .field_values import (
-    Approx,
     Axis,
     Degree,
     Field,
@@ -31,7 +32,9 @@ from .field_values import (
     closed_if_static,
     is_open_axis,
     joint_axes,
+    read_name,
 )
+from .float_errors import UNITS, Approx, concatenate
 from .residues import Array, matmul_modulo
 
 Attrs = Mapping[str, Any]
@@ -92,34 +95,17 @@ class Call:
 
     def number(self, value: float) -> Value:
         """Make the constant ``value`` as attributes store it."""
-        return self.field.constant(np.asarray(value, np.float64).reshape(()))
+        return replace(self.field.constant(np.asarray(value, np.float64).reshape(())), elem=0)
 
     # ------------------------------------------------------------ arithmetic
 
-    def approx_of(
-        self, function: Callable[..., Any], *values: Value, linear: bool = False, terms: int = 1
-    ) -> Approx | None:
-        """Compute constants in float64; None if a value is not a constant.
-
-        Args:
-            linear: the function adds products, so it is applied to the magnitudes too.
-            terms: number of roundings of the function itself.
-        """
+    def approx_of(self, function: Callable[..., Approx], *values: Value) -> Approx | None:
+        """Compute constants in float64; None if a value is not a constant."""
         known = [x for x in map(self.field.approx, values) if x is not None]
         if len(known) < len(values):
             return None
         with np.errstate(all="ignore"):
-            numbers = np.asarray(function(*(x.numbers for x in known)), np.float64)
-            if linear:
-                magnitude = np.asarray(function(*(x.magnitude for x in known)), np.float64)
-            else:
-                # A function of one number changes relative errors by a small factor at most if it does not cancel.
-                worst = max(
-                    (float((x.magnitude / np.maximum(np.abs(x.numbers), 1e-300)).max(initial=1.0)) for x in known),
-                    default=1.0,
-                )
-                magnitude = np.abs(numbers) * worst
-        return Approx(numbers, magnitude, sum(x.roundings for x in known) + terms)
+            return function(*known)
 
     def add(self, x: Value, y: Value) -> Value:
         """Add."""
@@ -129,15 +115,16 @@ class Call:
         if min(x.sign, y.sign) >= Sign.NOT_NEGATIVE:
             sign = max(x.sign, y.sign)
         made = field.arithmetic.add(field.residues(a), field.residues(b))
-        return field.made(
+        total = field.made(
             made,
             x.degree.plus(y.degree),
             kind=_joint_kind(x, y),
-            approx=self.approx_of(np.add, x, y, linear=True),
+            approx=self.approx_of(Approx.plus, x, y),
             sign=sign,
             special=x.special or y.special,
             axes=joint_axes([x, y]),
         )
+        return _may_wrap(total, x, y)
 
     def subtract(self, x: Value, y: Value) -> Value:
         """Subtract."""
@@ -145,17 +132,13 @@ class Call:
         field = self.field
         a, b = field.align([x, y])
         made = field.arithmetic.subtract(field.residues(a), field.residues(b))
-        approx = self.approx_of(np.subtract, x, y)
-        if approx is not None:
-            total = self.approx_of(np.add, x, y, linear=True)
-            assert total is not None
-            approx = Approx(approx.numbers, total.magnitude, total.roundings)
+        approx = self.approx_of(Approx.minus, x, y)
         difference = field.made(
             made, x.degree.plus(y.degree), kind=_joint_kind(x, y), approx=approx, axes=joint_axes([x, y])
         )
         if x.moment is not None and approx is None and self._is_variance(difference, *x.moment):
             difference.sign = Sign.NOT_NEGATIVE
-        return difference
+        return _may_wrap(difference, x, y)
 
     def _is_variance(self, x: Value, of: Value, axes: tuple[int, ...]) -> bool:
         """Return True if ``x`` is the mean of (of - mean of ``of``)² over the axes, and so not negative."""
@@ -185,7 +168,7 @@ class Call:
             made,
             x.degree.times(y.degree),
             kind=_joint_kind(x, y),
-            approx=self.approx_of(np.multiply, x, y, linear=True),
+            approx=self.approx_of(Approx.times, x, y),
             sign=sign,
             axes=joint_axes([x, y]),
         )
@@ -193,7 +176,7 @@ class Call:
             product.square_of = x
         elif x.moment is not None and math.prod(y.points) == 1:
             product.moment = x.moment
-        return product
+        return _may_wrap(product, x, y)
 
     def inverse(self, x: Value) -> Value:
         """Compute 1/x, and record where it is not defined."""
@@ -204,12 +187,12 @@ class Call:
     def _inverse_of_nonzero(self, x: Value) -> Value:
         _refuse_special(x)
         field = self.field
-        approx = self.approx_of(lambda v: 1.0 / v, x)
+        approx = self.approx_of(Approx.inverse, x)
         if any(x.degree.sums.values()):
             # A quotient of sums over an open size is not a polynomial in the weights, so 1/x is an unknown function.
-            made = field.unknown_function("1/x", [x])
-            made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.UNKNOWN
-            return made
+            unknown = field.unknown_function("1/x", [x])
+            unknown.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.UNKNOWN
+            return unknown
         try:
             made = field.arithmetic.inverse(field.residues(x))
         except ZeroDivisionError:
@@ -246,6 +229,7 @@ class Call:
 
     def root(self, x: Value) -> Value:
         """Compute √x as the inverse of an unknown function of x."""
+        _require_floats(x)
         made = self._inverse_of_nonzero(self._unknown_inverse_root(x))
         made.root_of = x
         made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.NOT_NEGATIVE
@@ -260,7 +244,7 @@ class Call:
 
     def _unknown_inverse_root(self, x: Value) -> Value:
         _refuse_special(x)
-        approx = self.approx_of(lambda v: 1.0 / np.sqrt(v), x)
+        approx = self.approx_of(Approx.inverse_root, x)
         if approx is None:
             self.field.require_nonzero(x, "root")
         made = self.field.unknown_function("1/sqrt", [x], approx=approx)
@@ -296,9 +280,7 @@ class Call:
                 residues = field.arithmetic.multiply(residues, _along_axis(field.weights(x.factors[i]), i, x.rank))
                 degree = degree.summed(size for size in x.factors[i] if size.constant_value is None)
         made = field.arithmetic.sum(residues, places, keepdims=keepdims)
-        approx = self.approx_of(
-            lambda v: np.add.reduce(v, axis=places, keepdims=keepdims), x, linear=True, terms=_expected_roundings(terms)
-        )
+        approx = self.approx_of(lambda v: v.sum(places, keepdims=keepdims), x)
         left: list[Axis] = [() if i in places else axis for i, axis in enumerate(x.factors)]
         if not keepdims:
             left = [axis for i, axis in enumerate(x.factors) if i not in places]
@@ -312,10 +294,11 @@ class Call:
         )
         if x.square_of is not None:
             total.moment = (x.square_of, places)
-        return total
+        return _may_wrap(total, x)
 
     def mean(self, x: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
         """Compute the mean along axes."""
+        _require_floats(x)
         total = self.sum(x, axes, keepdims=keepdims)
         for i in axes:
             for size in x.factors[i]:
@@ -349,7 +332,7 @@ class Call:
         if count % 2 == 0:
             sign = max(sign, Sign.NOT_NEGATIVE)
         made = field.arithmetic.power(field.residues(base), count)
-        approx = self.approx_of(lambda v: np.power(v, exponent), x)
+        approx = self.approx_of(lambda v: v.mapped(lambda n: np.power(n, exponent), 2.0 * count + 8.0), x)
         result = field.made(made, degree, kind=x.kind, approx=approx, sign=sign, axes=x.axes)
         if count == 2:
             result.square_of = base
@@ -358,7 +341,11 @@ class Call:
     def unary(self, name: str, x: Value, sign: Sign = Sign.UNKNOWN) -> Value:
         """Apply an unknown function of one number."""
         real = _REAL.get(name)
-        approx = None if real is None else self.approx_of(real, x)
+        approx = None if real is None else self.approx_of(lambda v: v.mapped(real), x)
+        if x.kind == "i":
+            # Integer types differ at their bounds: the magnitude of the smallest int8 is -128.
+            made = self.field.unknown_function(f"{name} of type {x.elem}", [x], kind=x.kind)
+            return replace(made, elem=x.elem)
         made = self.field.unknown_function(name, [x], approx=approx, kind=x.kind)
         made.sign = max(made.sign, sign)
         return made
@@ -374,7 +361,7 @@ class Call:
             return None
         difference = a.numbers - b.numbers
         exact = x.stored is not None and y.stored is not None
-        near = np.abs(difference) <= 1e-9 * (a.magnitude + b.magnitude)
+        near = np.abs(difference) <= 1e-9 * (np.abs(a.numbers) + np.abs(b.numbers)) + a.error + b.error
         if not exact and near.any():
             return None
         return np.sign(difference).astype(np.int64)
@@ -389,7 +376,11 @@ class Call:
             if one.sign >= Sign.NOT_NEGATIVE and _is_at_most_zero(other):
                 return _broadcast_like(self, one, [other])
         made = self.field.unknown_function(
-            "max", [x, y], symmetric=True, approx=self.approx_of(np.maximum, x, y), kind=_joint_kind(x, y)
+            "max",
+            [x, y],
+            symmetric=True,
+            approx=self.approx_of(lambda a, b: a.choose(b, np.maximum), x, y),
+            kind=_joint_kind(x, y),
         )
         made.sign = max(made.sign, x.sign, y.sign)
         return made
@@ -400,7 +391,11 @@ class Call:
         if order is not None:
             return _where_stored(self, order < 0, x, y)
         made = self.field.unknown_function(
-            "min", [x, y], symmetric=True, approx=self.approx_of(np.minimum, x, y), kind=_joint_kind(x, y)
+            "min",
+            [x, y],
+            symmetric=True,
+            approx=self.approx_of(lambda a, b: a.choose(b, np.minimum), x, y),
+            kind=_joint_kind(x, y),
         )
         made.sign = max(made.sign, min(x.sign, y.sign))
         return made
@@ -423,7 +418,7 @@ class Call:
         if x.stored is not None:
             flat = np.concatenate([np.zeros(1, x.stored.dtype), x.stored.reshape(-1)])
             made = self.field.constant(flat[places])
-            return replace(made, kind=x.kind)
+            return replace(made, kind=x.kind, elem=x.elem, fits=x.fits)
         a = self.field.residues(x).reshape(len(self.field.arithmetic.primes), -1)
         moved = a[:, np.maximum(places - 1, 0)] if a.shape[1] else np.zeros((a.shape[0], *places.shape), np.int64)
         if filled:
@@ -431,7 +426,8 @@ class Call:
         approx = None
         if x.approx is not None:
             approx = x.approx.moved(lambda v: np.concatenate([np.zeros(1), v.reshape(-1)])[places])
-        return Value(places.shape, x.kind, None, moved, b"", approx, x.degree, sign, x.special, axes)
+        made = Value(places.shape, x.kind, None, moved, b"", approx, x.degree, sign, x.special, axes)
+        return replace(made, elem=x.elem, wraps=x.wraps, fits=x.fits)
 
     def reshape(self, x: Value, shape: Sequence[int | Size]) -> Value:
         """Reshape without a move."""
@@ -506,7 +502,7 @@ class Call:
         """Concatenate along an axis."""
         if all(x.stored is not None for x in values):
             made = self.field.constant(np.concatenate([x.stored for x in values if x.stored is not None], axis))
-            return replace(made, kind=_joint_kind(*values))
+            return replace(made, kind=_joint_kind(*values), elem=values[0].elem, fits=_joint_fit(values))
         rank = values[0].rank
         axis %= rank
         axes = None
@@ -516,17 +512,15 @@ class Call:
         known = [x for x in map(self.field.approx, values) if x is not None]
         approx = None
         if len(known) == len(values):
-            approx = Approx(
-                np.concatenate([x.numbers for x in known], axis),
-                np.concatenate([x.magnitude for x in known], axis),
-                max(x.roundings for x in known),
-            )
+            approx = concatenate(known, axis)
         degree = values[0].degree
         for x in values[1:]:
             degree = degree.plus(x.degree)
         sign = min(x.sign for x in values)
         special = any(x.special for x in values)
-        return Value(joined.shape[1:], _joint_kind(*values), None, joined, b"", approx, degree, sign, special, axes)
+        made = Value(joined.shape[1:], _joint_kind(*values), None, joined, b"", approx, degree, sign, special, axes)
+        wraps = any(x.wraps for x in values)
+        return replace(made, elem=values[0].elem, wraps=wraps, fits=_joint_fit(values))
 
     def matmul(self, x: Value, y: Value) -> Value:
         """Multiply matrices as numpy's matmul does."""
@@ -559,8 +553,9 @@ class Call:
         if x.is_open or y.is_open:
             axes = _matmul_axes(left, right)
         terms = left.points[-1]
-        approx = self.approx_of(np.matmul, left, right, linear=True, terms=_expected_roundings(terms))
-        product = field.made(made, degree.plus(degree, terms), approx=approx, axes=axes)
+        approx = self.approx_of(Approx.matmul, left, right)
+        product = field.made(made, degree.plus(degree, terms), kind=_joint_kind(x, y), approx=approx, axes=axes)
+        product = _may_wrap(product, x, y)
         if x.rank == 1:
             product = self._drop_axis(product, product.rank - 2)
         if y.rank == 1:
@@ -581,6 +576,29 @@ class Call:
         return self.reshape(x, [_plain(n) for i, n in enumerate(x.sizes) if i != axis])
 
 
+def _may_wrap(made: Value, *arguments: Value) -> Value:
+    """Mark sums and products of integers: each integer type computes modulo two to its bits."""
+    if made.kind != "i":
+        return made
+    elem = next((x.elem for x in arguments if x.elem), 0)
+    return replace(made, elem=elem, wraps=True, sign=Sign.UNKNOWN, square_of=None, moment=None)
+
+
+def _require_floats(*values: Value) -> None:
+    """Refuse integers, whose quotients and roots lose their fractions.
+
+    Raises:
+        NotEvaluated: a value is not of a floating type.
+    """
+    if any(x.kind != "f" for x in values):
+        raise NotEvaluated("a quotient or root of integers")
+
+
+def _joint_fit(values: Sequence[Value]) -> int:
+    found = {x.fits for x in values}
+    return found.pop() if len(found) == 1 else 0
+
+
 def _is_at_most_zero(x: Value) -> bool:
     return x.stored is not None and x.stored.dtype != object and bool((x.stored <= 0).all())
 
@@ -588,14 +606,6 @@ def _is_at_most_zero(x: Value) -> bool:
 def _plain(size: Size) -> int | Size:
     """Convert a fixed size to an integer."""
     return size if size.constant_value is None else size.constant_value
-
-
-def _expected_roundings(terms: int) -> float:
-    """Estimate how many half ulps of the total magnitude the rounding errors of a sum add up to.
-
-    Rounding errors have random signs, so their sum grows with the root of their number (Higham and Mary, 2019).
-    """
-    return 2 * math.sqrt(terms)
 
 
 def _along_axis(weights: Array, axis: int, rank: int) -> Array:
@@ -697,7 +707,7 @@ def _div(call: Call) -> Value:
     y = call.data(1)
     if x.kind != "f":
         call.field.require_nonzero(y)
-        return call.field.unknown_function("integer division", [x, y], kind="i")
+        return call.field.unknown_function(f"integer division of type {x.elem}", [x, y], kind="i")
     return _binary("divide")(call)
 
 
@@ -725,7 +735,8 @@ def _pow(call: Call) -> Value:
         except NotEvaluated:
             pass
     if x.kind != "f":
-        return call.field.unknown_function("integer power", [x, exponent], kind="i")
+        name = f"integer power of types {x.elem} and {exponent.elem}"
+        return call.field.unknown_function(name, [x, exponent], kind="i")
     call.field.require_nonzero(x, "power")
     return call.field.unknown_function("power", [x, exponent])
 
@@ -823,16 +834,20 @@ def _compare(name: str, *, swapped: bool = False, negated: bool = False, symmetr
 
 
 def _not_of(call: Call, x: Value) -> Value:
-    return replace(call.subtract(call.field.constant(np.ones((), np.int64)), x), kind="b")
+    return _truth(call.subtract(call.field.constant(np.ones((), np.int64)), x))
+
+
+def _truth(x: Value) -> Value:
+    return replace(x, kind="b", wraps=False, elem=onnx.TensorProto.BOOL)
 
 
 def _and(call: Call) -> Value:
-    return replace(call.multiply(call.data(0), call.data(1)), kind="b")
+    return _truth(call.multiply(call.data(0), call.data(1)))
 
 
 def _or(call: Call) -> Value:
     x, y = call.data(0), call.data(1)
-    return replace(call.subtract(call.add(x, y), call.multiply(x, y)), kind="b")
+    return _truth(call.subtract(call.add(x, y), call.multiply(x, y)))
 
 
 def _where(call: Call) -> Value:
@@ -850,7 +865,7 @@ def _where(call: Call) -> Value:
     arithmetic = field.arithmetic
     made = arithmetic.add(arithmetic.multiply(c, arithmetic.subtract(a, b)), b)
     degree = condition.degree.times(x.degree.plus(y.degree)).plus(y.degree)
-    return field.made(
+    chosen_values = field.made(
         made,
         degree,
         kind=_joint_kind(x, y),
@@ -858,6 +873,7 @@ def _where(call: Call) -> Value:
         special=x.special or y.special,
         axes=joint_axes([condition, x, y]),
     )
+    return replace(chosen_values, elem=x.elem, wraps=x.wraps or y.wraps, fits=_joint_fit([x, y]))
 
 
 def _broadcast_like(call: Call, x: Value, others: list[Value]) -> Value:
@@ -896,10 +912,38 @@ def _dropout(call: Call) -> Any:
     return x, call.field.constant(np.ones(x.dims, np.bool_))
 
 
-_FLOATS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
-_INTEGERS = {2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 12: np.uint32, 13: np.uint64}
+_FLOATS = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    onnx.TensorProto.DOUBLE: np.dtype(np.float64),
+    onnx.TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+# Bits of the fraction of a floating type, with the hidden bit
+_PRECISION = {
+    onnx.TensorProto.FLOAT: 24,
+    onnx.TensorProto.FLOAT16: 11,
+    onnx.TensorProto.DOUBLE: 53,
+    onnx.TensorProto.BFLOAT16: 8,
+}
+# Floating type → the types that hold all of its numbers
+_WIDER = {
+    onnx.TensorProto.FLOAT: {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE},
+    onnx.TensorProto.FLOAT16: {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE},
+    onnx.TensorProto.BFLOAT16: {onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE},
+    onnx.TensorProto.DOUBLE: {onnx.TensorProto.DOUBLE},
+}
+_INTEGERS = {
+    onnx.TensorProto.UINT8: np.dtype(np.uint8),
+    onnx.TensorProto.INT8: np.dtype(np.int8),
+    onnx.TensorProto.UINT16: np.dtype(np.uint16),
+    onnx.TensorProto.INT16: np.dtype(np.int16),
+    onnx.TensorProto.INT32: np.dtype(np.int32),
+    onnx.TensorProto.INT64: np.dtype(np.int64),
+    onnx.TensorProto.UINT32: np.dtype(np.uint32),
+    onnx.TensorProto.UINT64: np.dtype(np.uint64),
+}
 # Integer types that hold every size and position, so that a Cast to them loses nothing
-_WIDE = (6, 7, 13)
+_WIDE = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.UINT64)
 
 
 def _cast(call: Call) -> Value:
@@ -910,34 +954,58 @@ def _cast_to(call: Call, x: Value, to: Any) -> Value:
     if not isinstance(to, int):
         raise NotEvaluated("Cast to a type by its name (opset 5 or older)")
     if to in _FLOATS:
-        return _cast_to_float(call, x, to)
-    if to == 9:
+        return replace(_cast_to_float(call, x, to), elem=to)
+    if to == onnx.TensorProto.BOOL:
         if x.kind == "b":
             return x
         if x.stored is not None:
             return call.field.constant(x.stored.astype(bool))
-        return call.field.unknown_function("not zero", [x], kind="b")
+        return _truth(call.field.unknown_function("not zero", [x], kind="b"))
     if to not in _INTEGERS:
         raise NotEvaluated(f"Cast to type {to}")
-    return _cast_to_integer(call, x, to)
+    return replace(_cast_to_integer(call, x, to), elem=to)
 
 
 def _cast_to_float(call: Call, x: Value, to: int) -> Value:
-    if x.stored is None:
-        return replace(x, kind="f")
-    if x.stored.dtype == object:
+    """Convert to a floating type. A conversion that may round is an unknown function."""
+    if x.stored is not None and x.stored.dtype == object:
+        for size in x.stored.reshape(-1):
+            call.field.limits.add((Size.from_int(size), 2 ** _PRECISION[to]))
         return replace(x, stored=None, residues=call.field.residues(x), kind="f", sign=_sign_of_sizes(x.stored))
-    if x.stored.dtype.kind in "iub":
-        wide = x.stored.astype(np.float64)
-        if not np.array_equal(wide.astype(x.stored.dtype), x.stored):
-            raise NotEvaluated("integers that float64 does not represent")
-        return replace(call.field.constant(wide), kind="f")
-    if _FLOATS[to] in ("float16", "bfloat16") and not x.special:
-        # A constant beyond the range of the type becomes infinite.
-        limit = 65504.0 if to == 10 else 3.3895313892515355e38
-        if (np.abs(x.stored) > limit).any():
-            raise NotEvaluated("a constant beyond the range of its type")
-    return x
+    if x.stored is not None:
+        return _cast_stored_to_float(call, x, x.stored, to)
+    if x.kind == "b":
+        return replace(x, kind="f")
+    if x.kind == "i":
+        dtype = _INTEGERS.get(x.elem)
+        if dtype is not None and not x.wraps and 8 * dtype.itemsize <= _PRECISION[to]:
+            return replace(x, kind="f")
+        return call.field.unknown_function(f"Cast to {to}", [x])
+    source = x.fits or x.elem
+    if to in _WIDER.get(source, ()):
+        return replace(x, fits=source)
+    return _round_to(call, x, to)
+
+
+def _round_to(call: Call, x: Value, to: int) -> Value:
+    """Round to a narrower floating type."""
+    approx = call.field.approx(x)
+    if approx is not None:
+        approx = approx.rounded(UNITS[to])
+    if call.field.rounding_is_exact:
+        return replace(x, approx=approx)
+    made = call.field.unknown_function(f"Cast to {to}", [x], approx=approx)
+    # Rounding keeps zero and the sign, but a small number becomes zero.
+    made.sign = min(x.sign, Sign.NOT_NEGATIVE)
+    return made
+
+
+def _cast_stored_to_float(call: Call, x: Value, stored: Array, to: int) -> Value:
+    if x.kind == "f" and call.field.rounding_is_exact:
+        return x
+    with np.errstate(all="ignore"):
+        rounded = stored.astype(_FLOATS[to])
+    return call.field.constant(rounded)
 
 
 def _sign_of_sizes(array: Array) -> Sign:
@@ -950,14 +1018,40 @@ def _cast_to_integer(call: Call, x: Value, to: int) -> Value:
             raise NotEvaluated("Cast of an open size to a narrow type")
         return x
     if x.stored is not None:
-        if x.special or not np.isfinite(x.stored.astype(np.float64)).all():
-            raise NotEvaluated("Cast of infinite numbers to integers")
+        if x.kind == "f":
+            _require_range(x.stored.astype(np.float64), to)
         return call.field.constant(x.stored.astype(_INTEGERS[to]))
-    if x.approx is not None:
-        return call.field.constant(_truncate(x.approx.numbers).astype(_INTEGERS[to]))
-    if x.kind in "ib" and (to in _WIDE or x.kind == "b"):
+    if x.approx is not None and x.kind == "f":
+        numbers = _truncate(x.approx.numbers)
+        _require_range(numbers, to)
+        return call.field.constant(numbers.astype(_INTEGERS[to]))
+    if x.kind == "b":
         return replace(x, kind="i")
-    return call.field.unknown_function(f"Cast from {x.kind} to {to}", [x], kind="i")
+    if x.kind == "i" and x.elem in _INTEGERS:
+        return _cast_integer(call, x, to)
+    return call.field.unknown_function(f"Cast from {x.kind} {x.elem if x.kind == 'i' else ''} to {to}", [x], kind="i")
+
+
+def _cast_integer(call: Call, x: Value, to: int) -> Value:
+    """Convert between integer types, which keeps the low bits."""
+    source, target = (np.iinfo(_INTEGERS[elem]) for elem in (x.elem, to))
+    if not x.wraps:
+        holds_all = target.min <= source.min and source.max <= target.max
+        return replace(x, wraps=not holds_all, sign=x.sign if holds_all else Sign.UNKNOWN)
+    if target.bits <= source.bits:
+        return x
+    return call.field.unknown_function(f"Cast to {to}", [x], kind="i")
+
+
+def _require_range(numbers: Array, to: int) -> None:
+    """Refuse floats that an integer type does not hold.
+
+    Raises:
+        NotEvaluated: a number is out of range, infinite or NaN.
+    """
+    limits = np.iinfo(_INTEGERS[to])
+    if not ((numbers >= float(limits.min)) & (numbers < float(limits.max) + 1.0)).all():
+        raise NotEvaluated("Cast of numbers that the integer type does not hold")
 
 
 def _truncate(approx: Array) -> Array:
@@ -975,11 +1069,9 @@ def _truncate(approx: Array) -> Array:
 
 def _cast_like(call: Call) -> Value:
     x, like = call.data(0), call.data(1)
-    if like.kind == "f":
-        return _cast_to_float(call, x, 1)
-    if like.kind == x.kind == "i":
-        return x
-    raise NotEvaluated("CastLike to integers")
+    if like.elem:
+        return _cast_to(call, x, like.elem)
+    raise NotEvaluated("CastLike to an unknown type")
 
 
 def _floor(name: str, real: Callable[[Any], Any]) -> Op:
@@ -1208,11 +1300,11 @@ def _gather(call: Call) -> Value:
     rows = x.dims[axis]
     shared = field.shared_hash(x)
     if shared is not None and axis == 0:
-        keys = field.unknown.keys(f"table {shared.hex()}", field.residues(index))
+        keys = field.unknown.keys(read_name(f"table {shared.hex()}", index), field.residues(index))
         wide = field.unknown.extend_keys(keys.reshape(2, -1), x.dims[1]).reshape(2, *index.points, x.dims[1])
         axes = closed_if_static((*index.factors, axis_of_length(x.dims[1]))) if index.is_open else None
         return field.from_keys("", wide, [index], axes=axes)
-    keys = field.unknown.keys(f"row of {rows}", field.residues(index))
+    keys = field.unknown.keys(read_name(f"row of {rows}", index), field.residues(index))
     picks = field.unknown.extend_keys(keys.reshape(2, -1), rows)
     field.note_compared(index)
     weights = field.made(field.unknown.from_keys(picks), Degree(1))
@@ -1231,7 +1323,8 @@ def _gather(call: Call) -> Value:
     lead = index.rank
     before = range(lead, lead + axis)
     after = range(lead + axis, lead + len(rest))
-    return replace(call.transpose(picked, [*before, *range(lead), *after]), kind=x.kind, sign=Sign.UNKNOWN)
+    made = call.transpose(picked, [*before, *range(lead), *after])
+    return replace(made, kind=x.kind, sign=Sign.UNKNOWN, elem=x.elem, wraps=x.wraps)
 
 
 def _gather_elements(call: Call) -> Value:
@@ -1341,10 +1434,10 @@ def _cumsum(call: Call) -> Value:
     assert axis is not None
     place = int(axis.reshape(())) % x.rank
     if x.stored is not None and x.kind != "f":
-        return call.field.constant(np.cumsum(x.stored, axis=place, dtype=np.int64))
+        return call.field.constant(np.cumsum(x.stored, axis=place, dtype=x.stored.dtype))
     field = call.field
     made = field.arithmetic.reduce(np.cumsum(field.residues(x), axis=place + 1))
-    return field.made(made, x.degree.plus(x.degree, max(x.dims[place], 1)), kind=x.kind)
+    return _may_wrap(field.made(made, x.degree.plus(x.degree, max(x.dims[place], 1)), kind=x.kind), x)
 
 
 # ------------------------------------------------------------------ reductions
@@ -1386,6 +1479,7 @@ def _sum_of_magnitudes(call: Call, x: Value, axes: list[int]) -> Value:
 
 
 def _log_sum_exp(call: Call, x: Value, axes: list[int]) -> Value:
+    _require_floats(x)
     return call.unary("Log", call.sum(call.unary("Exp", x, Sign.POSITIVE), axes))
 
 
@@ -1394,7 +1488,11 @@ def _unordered(name: str) -> Callable[[Call, Value, list[int]], Value]:
 
     def run(call: Call, x: Value, axes: list[int]) -> Value:
         field = call.field
-        keys = field.unknown.keys(f"element of {name}", field.residues(x))
+        told = f"element of {name}"
+        if name == "product" and x.kind == "i":
+            # Products of integers overflow at the bounds of their type.
+            told += f" of type {x.elem}"
+        keys = field.unknown.keys(read_name(told, x), field.residues(x))
         if all(x.sizes[i] == 1 for i in axes):
             return x
         total = np.add.reduce(keys, axis=tuple(i + 1 for i in axes), keepdims=True)
@@ -1682,16 +1780,16 @@ def _average_pool(call: Call) -> Value:
     kernel = list(call.attrs["kernel_shape"])
     strides, dilations, begins, ends = _window(call, x, kernel)
     field = call.field
-    axes = tuple(range(-len(kernel), 0))
+    spatial = tuple(range(-len(kernel), 0))
 
     def add_windows(a: Array) -> Array:
-        return np.add.reduce(_unfold(_pad_spatial(a, begins, ends), kernel, strides, dilations), axis=axes)
+        return np.add.reduce(_unfold(_pad_spatial(a, begins, ends), kernel, strides, dilations), axis=spatial)
 
     if x.is_open and any(map(is_open_axis, x.factors[2:])):
         raise NotEvaluated("AveragePool of an open size")
     total = np.stack([add_windows(row) for row in field.residues(x)])
     terms = math.prod(kernel)
-    axes = None
+    axes: tuple[Axis, ...] | None = None
     if x.is_open:
         axes = closed_if_static([*x.factors[:2], *map(axis_of_length, total.shape[3:])])
     made = field.made(field.arithmetic.reduce(total), x.degree.plus(x.degree, terms), sign=x.sign, axes=axes)
