@@ -307,7 +307,8 @@ def _half_ulps(numbers: np.ndarray, dtype: str) -> np.ndarray:
         float64; at least half of the smallest number of the type.
     """
     exponents = np.frexp(np.abs(numbers))[1]
-    return np.maximum(np.ldexp(_UNITS[dtype], exponents - 1 + (numbers == 0)), _TINY[dtype])
+    made = np.ldexp(_UNITS[dtype], exponents - 1)
+    return np.maximum(np.where(numbers == 0, 0.0, made), _TINY[dtype])
 
 
 def _stored_type(name: str, graph: ConcreteGraph, stored: np.ndarray) -> str:
