@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...graphs.symbolic_sizes import Size
-from .field_ops import Call
 from .field_run import RANDOM, ConcreteGraph, Trace, evaluate_graph
 from .field_values import Field, Value, hash_matrix, is_large_matrix
 from .file_pair import FilePair, Port
 from .folded_constants import RoundedConstant, fold_neighbors, match_constants
+from .op_call import Call
 from .proof_result import Place
 from .residues import draw_primes
 

@@ -20,9 +20,10 @@ from ...graphs import integer_ops
 from ...graphs.symbolic_sizes import NoPolynomial, Size
 from ...storage.onnx_domains import STANDARD
 from ...storage.proto_traversal import attribute_values
-from .field_ops import TABLE, Call
+from .field_ops import TABLE
 from .field_values import Facts, Field, NotEvaluated, Value
 from .graph_nodes import node_inputs
+from .op_call import Call
 
 # Ops that give different results in each run
 RANDOM = frozenset(

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 
 from ...storage.onnx_domains import STANDARD
-from .field_ops import Call
 from .field_run import ConcreteGraph, Trace, plain_attributes
 from .field_values import Field, NotEvaluated, Value
+from .op_call import Call
 
 # Maximum number of ways to fold the neighbors of one tensor that are tried
 _WAYS = 6
