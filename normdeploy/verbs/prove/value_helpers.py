@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +12,6 @@ import onnx
 from ...graphs.symbolic_sizes import Size, product_of_sizes
 from .field_values import Axis, NotEvaluated, Sign, Value, axis_of_length, closed_if_static, is_open_axis, joint_axes
 from .residues import Array
-
-if TYPE_CHECKING:
-    from .op_call import Call
 
 
 def may_wrap(made: Value, *arguments: Value) -> Value:
@@ -135,7 +132,7 @@ def as_boolean(x: Value) -> Value:
     return replace(x, kind="b", wraps=False, elem=onnx.TensorProto.BOOL)
 
 
-def broadcast_like(call: Call, x: Value, others: list[Value]) -> Value:
+def broadcast_like(call: Any, x: Value, others: list[Value]) -> Value:
     """Broadcast ``x`` to the shape that it has together with other values."""
     axes = joint_axes([x, *others])
     points = np.broadcast_shapes(x.points, *(v.points for v in others))
@@ -146,7 +143,7 @@ def broadcast_like(call: Call, x: Value, others: list[Value]) -> Value:
     return call.expand(x, [plain_size(product_of_sizes(axis)) for axis in axes])
 
 
-def where_stored(call: Call, condition: Array, x: Value, y: Value) -> Value:
+def where_stored(call: Any, condition: Array, x: Value, y: Value) -> Value:
     shape = np.broadcast_shapes(condition.shape, x.dims, y.dims)
     first = np.broadcast_to(np.arange(x.size).reshape(x.dims), shape)
     second = np.broadcast_to(np.arange(y.size).reshape(y.dims) + x.size, shape)
