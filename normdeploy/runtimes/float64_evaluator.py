@@ -23,7 +23,7 @@ from ..precision.emulated_half import widen_node
 from ..precision.preparation import file_opset
 from ..precision.type_conversion import FORMATS, initializer_values
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import copy_model, functions_by_key
+from ..storage.proto_traversal import copy_model, function_key, functions_by_key, iter_bodies
 from ..types import Array, Arrays
 from . import RunResult, control_flow, sequence_ops
 from .data_independent import DataIndependent, find_data_independent, is_index_or_scalar, is_integer_type
@@ -66,8 +66,22 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     foreign = [(f.domain, f.name) for f in proto.functions if not is_managed_op(f.domain, f.name)]
     if foreign:
-        return onnx.inliner.inline_selected_functions(proto, foreign)
+        return onnx.inliner.inline_selected_functions(_fill_function_defaults(proto), foreign)
     return proto
+
+
+def _fill_function_defaults(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Write the default values of functions' attributes into their calls. onnx's inliner leaves the defaults out."""
+    defaults = {key: f.attribute_proto for key, f in functions_by_key(proto).items()}
+    if not any(defaults.values()):
+        return proto
+    filled = copy_model(proto)
+    for body in iter_bodies(filled):
+        for node in body.node:
+            held = {a.name for a in node.attribute}
+            missing = defaults.get(function_key(node), ())
+            node.attribute.extend(a for a in missing if a.name not in held)
+    return filled
 
 
 def tensor_values(known: Mapping[str, Any]) -> dict[str, Array]:

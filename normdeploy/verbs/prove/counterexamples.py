@@ -129,7 +129,8 @@ def find_difference(
 def _element(array: np.ndarray, index: tuple[int, ...]) -> float:
     try:
         return float(array[index])
-    except (IndexError, ValueError):
+    # Results of different shapes have no common element.
+    except (IndexError, ValueError, TypeError):
         return float("nan")
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...graphs.symbolic_sizes import Size
-from .field_ops import Call
 from .field_run import RANDOM, ConcreteGraph, Trace, evaluate_graph
 from .field_values import Field, Value, hash_matrix, is_large_matrix
 from .file_pair import FilePair, Port
 from .folded_constants import RoundedConstant, fold_neighbors, match_constants
+from .op_call import Call
 from .proof_result import Place
 from .residues import draw_primes
 
@@ -75,6 +75,11 @@ class Comparison:
     def has_enough_points(self) -> bool:
         """Return True if open sizes have as many points as the few-points lemma requires."""
         return self.point.required_points <= self.point.open_points
+
+    @property
+    def has_roundings(self) -> bool:
+        """Return True if a file converts to a narrower floating type."""
+        return any(n.op_type in ("Cast", "CastLike") for graph in self.graphs for n in graph.nodes)
 
     @property
     def is_defined_alike(self) -> bool:
@@ -193,7 +198,9 @@ def _distance(one: Value, other: Value) -> float:
     return float(np.abs(a - b).max(initial=0.0))
 
 
-def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Comparison:
+def compare_files(
+    pair: FilePair, sizes: Mapping[str, int] | None = None, *, rounding_is_exact: bool = False
+) -> Comparison:
     """Compare two files at a random point.
 
     If their outputs differ, constants that one file may have computed from the other file's constants are replaced by
@@ -201,6 +208,7 @@ def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Com
 
     Args:
         sizes: sizes of the open dims. None leaves them open: then the comparison holds for all sizes.
+        rounding_is_exact: a Cast to a narrower floating type changes nothing, so equal outputs are no proof.
 
     Returns:
         the comparison.
@@ -216,9 +224,10 @@ def compare_files(pair: FilePair, sizes: Mapping[str, int] | None = None) -> Com
     points = _POINTS
     shared = _shared_matrices(first, second)
     while True:
-        point = Field(draw_primes(primes, rng), rng.getrandbits(128), points, shared)
+        seed = rng.getrandbits(128)
+        point = Field(draw_primes(primes, rng), seed, points, shared, rounding_is_exact=rounding_is_exact)
         values = [
-            point.free(f"input {i}", shape, _kind(ports[0]))
+            point.free(f"input {i}", shape, _kind(ports[0]), ports[0].elem_type)
             for i, (ports, shape) in enumerate(zip(pair.inputs, shapes, strict=True))
         ]
         mine, theirs = (

@@ -20,9 +20,10 @@ from ...graphs import integer_ops
 from ...graphs.symbolic_sizes import NoPolynomial, Size
 from ...storage.onnx_domains import STANDARD
 from ...storage.proto_traversal import attribute_values
-from .field_ops import TABLE, Call
+from .field_ops import TABLE
 from .field_values import Facts, Field, NotEvaluated, Value
 from .graph_nodes import node_inputs
+from .op_call import Call
 
 # Ops that give different results in each run
 RANDOM = frozenset(
@@ -100,6 +101,7 @@ def evaluate_graph(
             if name and name not in values and name in graph.constants:
                 values[name] = _constant(point, graph.constants[name])
         results = _evaluate_node(point, graph, node, trace)
+        results = _with_types(node, trace.values, results, graph.kinds)
         for name, value in zip(node.output, results, strict=False):
             if name:
                 values.setdefault(name, value)
@@ -177,6 +179,8 @@ def evaluate_op(
     attrs = plain_attributes(node)
     outputs = len(node.output)
     if node.op_type == "Constant" and not domain:
+        if not attrs:
+            raise NotEvaluated("a Constant without a value")
         (array,) = evaluator.evaluate_node("Constant", [], attrs, opset=opset)
         return (point.constant(np.asarray(attrs.get("value", array))),)
     if any(x is not None and not x.is_known and node.op_type != "Shape" for x in inputs):
@@ -185,7 +189,7 @@ def evaluate_op(
         whole = [x.stored if x is not None else None for x in inputs]
         try:
             results = integer_ops.apply_integer_op(node.op_type, whole, attrs, opset, outputs)
-            return [point.constant(np.asarray(r)) for r in results if r is not None]
+            return [point.constant(_in_type_of(whole, np.asarray(r), node.op_type)) for r in results if r is not None]
         except (UnsupportedOp, NoPolynomial, TypeError) as error:
             # The op may still have a definition for open sizes.
             if node.op_type not in TABLE or node.op_type in ("Slice", "Gather"):
@@ -197,9 +201,57 @@ def evaluate_op(
     return _evaluate_body(point, node, domain, inputs, opset)
 
 
+def _with_types(
+    node: onnx.NodeProto,
+    values: Mapping[str, Value],
+    results: Sequence[Value],
+    kinds: Mapping[str, int],
+    opset: int | None = None,
+) -> list[Value]:
+    """Give the results of a node their element types, from inference or from the op's definition."""
+    made = []
+    for i, (name, value) in enumerate(zip(node.output, results, strict=False)):
+        elem = kinds.get(name, 0) or (_defined_type(node, values, i, opset) if opset else 0) or value.elem
+        made.append(value if value.elem == elem else replace(value, elem=elem))
+    return made
+
+
+def _defined_type(node: onnx.NodeProto, values: Mapping[str, Value], i: int, opset: int) -> int:
+    """Read the type of an output from the definition of a standard op: the type of an input with the same letter.
+
+    Returns:
+        ONNX's number of it; 0 if the definition does not say it.
+    """
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    letter = schema.outputs[min(i, len(schema.outputs) - 1)].type_str
+    for place, name in enumerate(node.input):
+        if name in values and schema.inputs[min(place, len(schema.inputs) - 1)].type_str == letter:
+            return values[name].elem
+    return 0
+
+
+def _kind_in_term(x: Value) -> str:
+    """Describe the type of an input of an unknown function. Ops on integers depend on the bits of the type."""
+    return f"i{x.elem}" if x.kind == "i" else x.kind
+
+
 def _is_whole(x: Value | None) -> bool:
     """Return True for an omitted input, and for integers or sizes that do not depend on inputs."""
     return x is None or (x.stored is not None and (x.stored.dtype == object or x.stored.dtype.kind in "iub"))
+
+
+# Ops on integers whose results have the type of the first input
+_SAME_TYPE = frozenset(
+    {*("Add", "Sub", "Mul", "Neg", "Abs", "Pow", "Sum", "Range", "Max", "Min"), "Clip", "ReduceSum", "ReduceProd"}
+)
+
+
+def _in_type_of(inputs: Sequence[np.ndarray | None], made: np.ndarray, op: str) -> np.ndarray:
+    """Let integers overflow as their type does."""
+    first = inputs[0]
+    if op not in _SAME_TYPE or first is None or object in (first.dtype, made.dtype):
+        return made
+    return made.astype(first.dtype)
 
 
 # Ops that numpy computes on constant integers. Other ops on constant integers, such as Shape, have own definitions.
@@ -242,7 +294,10 @@ def _evaluate_body(
             raise NotEvaluated("its definition contains control flow")
         filled = _fill_attributes(inner, attributes, body)
         values = [given[name] if name else None for name in inner.input]
-        results = evaluate_op(point, filled, "", values, opsets.get("", opset))
+        version = opsets.get("", opset)
+        results = evaluate_op(point, filled, "", values, version)
+        known = {name: value for name, value in given.items() if value is not None}
+        results = _with_types(filled, known, results, {}, version)
         given.update(zip(inner.output, results, strict=False))
     made = [given.get(name) for name in body.output[: len(node.output)]]
     if any(x is None for x in made):
@@ -263,7 +318,7 @@ def _function_body(node: onnx.NodeProto, inputs: Sequence[Value | None], opset: 
     for x in inputs:
         kind = onnx.TypeProto()
         if x is not None:
-            elem_type = {"f": 1, "i": 7, "b": 9}[x.kind]
+            elem_type = x.elem or {"f": 1, "i": 7, "b": 9}[x.kind]
             kind = onnx.helper.make_tensor_type_proto(elem_type, x.shape)
         types.append(kind.SerializeToString())
     content = schema.get_context_dependent_function(node.SerializeToString(), types)
@@ -326,7 +381,7 @@ def _unknown_node(
             continue
         if x.is_known:
             point.note_compared(x)
-        parts.append(x.kind)
+        parts.append(_kind_in_term(x))
         parts.append(point.digest(x) if x.is_known else x.digest)
     parts += [repr(item) for item in _attribute_keys(point, graph, node, domain, opset, trace)]
     if node.op_type in RANDOM or _is_training(node, inputs):
@@ -343,9 +398,9 @@ def _unknown_node(
         kind = _kind_of(graph.kinds.get(name))
         sizes = inferred.get(name)
         if sizes is not None and kind != "o":
-            results.append(point.free(digest.hex(), sizes, kind))
+            results.append(point.free(digest.hex(), sizes, kind, graph.kinds.get(name, 0)))
         else:
-            results.append(Value(None, kind, digest=digest))
+            results.append(Value(None, kind, digest=digest, elem=graph.kinds.get(name, 0)))
     return results
 
 
@@ -519,7 +574,7 @@ def body_digest(point: Field, body: onnx.GraphProto, outer: Mapping[str, Value],
         if value is None:
             # A body that reads an unknown tensor is different from every other body.
             return f"{graph.side} {name}"
-        return (point.digest(value) if value.is_known else value.digest).hex() + value.kind
+        return (point.digest(value) if value.is_known else value.digest).hex() + _kind_in_term(value)
 
     for number, node in enumerate(body.node):
         domain = "" if node.domain in STANDARD else node.domain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -16,10 +16,18 @@ from typing import Any
 import numpy as np
 
 from ...graphs.symbolic_sizes import Size, product_of_sizes
+from .float_errors import UNITS, Approx
 from .residues import BITS, PRIME_BITS, Array, RandomFunctions, Residues
 
 # Axis as a product of factors in row-major order: () for size 1, else numbers above 1 and open sizes
 Axis = tuple[Size, ...]
+
+# dtype → ONNX's number of it
+ELEMENT_TYPES = {
+    **{"float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9},
+    **{"float16": 10, "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16},
+}
+_INT64 = 7
 
 EXACT_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -88,26 +96,6 @@ _CONSTANT = Degree(0, 64)
 _FRESH = Degree(1, 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Approx:
-    """Numbers of a constant that was computed from constants.
-
-    Attributes:
-        numbers: float64.
-        magnitude: sum of the magnitudes of the terms of each number, which bounds the effect of a rounding.
-        roundings: number of roundings of a computation in floats, of which each changes a number by up to half an ulp
-            of its magnitude.
-    """
-
-    numbers: Array
-    magnitude: Array
-    roundings: float
-
-    def moved(self, function: Callable[[Array], Array]) -> Approx:
-        """Move the elements."""
-        return Approx(function(self.numbers), function(self.magnitude), self.roundings)
-
-
 @dataclass(eq=False)
 class Value:
     """Value of one tensor.
@@ -123,6 +111,9 @@ class Value:
         square_of: the value is the square of this value.
         root_of: the value is the root of this value.
         moment: the value is a sum of squares, times a constant: the value that was squared, and the summed axes.
+        elem: ONNX's number of the element type; 0 if it is unknown.
+        wraps: the integers may have overflowed. Then they equal the residues modulo two to the bits of the type only.
+        fits: ONNX's number of a narrower floating type that holds the numbers exactly; 0 if there is none.
     """
 
     shape: tuple[int, ...] | None
@@ -138,6 +129,9 @@ class Value:
     square_of: Value | None = None
     moment: tuple[Value, tuple[int, ...]] | None = None
     root_of: Value | None = None
+    elem: int = 0
+    wraps: bool = False
+    fits: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -280,11 +274,19 @@ class Field:
         limits: open sizes, each with the largest size for which the proof holds.
         safe: arguments that are valid at every real input.
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
+        rounding_is_exact: a Cast to a narrower floating type changes nothing. Then equal outputs are no proof.
     """
 
     def __init__(
-        self, primes: tuple[int, ...], seed: int, open_points: int = 4, shared: frozenset[bytes] = frozenset()
+        self,
+        primes: tuple[int, ...],
+        seed: int,
+        open_points: int = 4,
+        shared: frozenset[bytes] = frozenset(),
+        *,
+        rounding_is_exact: bool = False,
     ) -> None:
+        self.rounding_is_exact = rounding_is_exact
         self.open_points = open_points
         self._shared = shared
         self._hashes: dict[tuple[object, ...], bytes] = {}
@@ -393,11 +395,12 @@ class Field:
             NotEvaluated: the numbers have a type without exact arithmetic, such as strings or float8.
         """
         if array.dtype == object and all(isinstance(n, Size | int) for n in array.reshape(-1)):
-            return Value(array.shape, "i", stored=array)
+            return Value(array.shape, "i", stored=array, elem=_INT64)
+        elem = ELEMENT_TYPES.get(array.dtype.name, 0)
         if array.dtype.kind in "iu":
-            return Value(array.shape, "i", stored=array, degree=_CONSTANT, sign=_sign_of(array))
+            return Value(array.shape, "i", stored=array, degree=_CONSTANT, sign=_sign_of(array), elem=elem)
         if array.dtype.kind == "b":
-            return Value(array.shape, "b", stored=array, degree=_CONSTANT, sign=Sign.NOT_NEGATIVE)
+            return Value(array.shape, "b", stored=array, degree=_CONSTANT, sign=Sign.NOT_NEGATIVE, elem=elem)
         if array.dtype.name not in EXACT_FLOATS:
             raise NotEvaluated(f"constants of type {array.dtype.name}")
         if array.dtype.name in ("float16", "bfloat16"):
@@ -407,7 +410,8 @@ class Field:
         if array.size < 2**16 and array.size and not special:
             exponents = np.frexp(array.astype(np.float64))[1]
             height = 53 + int(np.abs(exponents).max())
-        return Value(array.shape, "f", stored=array, degree=Degree(0, height), sign=_sign_of(array), special=special)
+        sign = _sign_of(array)
+        return Value(array.shape, "f", stored=array, degree=Degree(0, height), sign=sign, special=special, elem=elem)
 
     def residues(self, x: Value) -> Array:
         """Compute the residues of a value.
@@ -466,15 +470,15 @@ class Field:
             if x.stored.dtype == object:
                 return None
             numbers = x.stored.astype(np.float64)
-            return Approx(numbers, np.abs(numbers), 0)
+            return Approx(numbers, np.zeros(numbers.shape), UNITS.get(x.elem, 0.0))
         return x.approx
 
-    def free(self, name: str, sizes: Sequence[Size], kind: str) -> Value:
+    def free(self, name: str, sizes: Sequence[Size], kind: str, elem: int = 0) -> Value:
         """Make a value of independent variables, or of the unknown results of one function."""
         axes = tuple(self.axis_of_size(size) for size in sizes)
         shape = tuple(map(self.axis_points, axes))
         self.note_applied(int(np.prod(shape, dtype=np.int64)))
-        return Value(shape, kind, residues=self.unknown.fill(name, shape), axes=closed_if_static(axes))
+        return Value(shape, kind, residues=self.unknown.fill(name, shape), axes=closed_if_static(axes), elem=elem)
 
     def axis_of_size(self, size: Size) -> Axis:
         """Make an axis. A size that is a product of a number and symbols has several factors."""
@@ -519,6 +523,7 @@ class Field:
         Args:
             symmetric: the order of the arguments does not matter.
         """
+        name = read_name(name, *arguments)
         if symmetric:
             keys = sum(self.unknown.keys(name, self.residues(x)) for x in self.align(arguments))
         else:
@@ -559,8 +564,19 @@ class Field:
         """Record that a side is defined only where ``x`` is not zero, or not negative for a root."""
         known = x.sign is Sign.POSITIVE or (kind == "root" and x.sign is Sign.NOT_NEGATIVE)
         self.note_compared(x)
-        keys = self.unknown.keys(f"fact {kind}", self.residues(x))
+        keys = self.unknown.keys(read_name(f"fact {kind}", x), self.residues(x))
         (self.safe if known else self.facts).add(kind, keys)
+
+
+def read_name(name: str, *arguments: Value) -> str:
+    """Name an unknown function that reads numbers.
+
+    Integers that may have overflowed are known modulo two to the bits of their type only. Equal residues mean equal
+    numbers only if the types are equal too, so the types become a part of the name.
+    """
+    if not any(x.wraps for x in arguments):
+        return name
+    return f"{name} of {[x.elem if x.wraps else 0 for x in arguments]}"
 
 
 # Number of elements from which a matrix is large

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 
 from ...storage.onnx_domains import STANDARD
-from .field_ops import Call
 from .field_run import ConcreteGraph, Trace, plain_attributes
-from .field_values import Approx, Field, NotEvaluated, Value
+from .field_values import Field, NotEvaluated, Value
+from .op_call import Call
 
 # Maximum number of ways to fold the neighbors of one tensor that are tried
 _WAYS = 6
@@ -34,12 +34,12 @@ class RoundedConstant:
     Attributes:
         name: name of the constant.
         ulps: largest difference from the exact numbers, in ulps of the constant's type.
-        roundings: number of roundings that a computation in floats makes, which explains the difference.
+        bound: largest difference that a computation in floats may make, in ulps.
     """
 
     name: str
     ulps: float
-    roundings: int
+    bound: float
 
 
 @dataclass(frozen=True)
@@ -281,24 +281,34 @@ def _compare(name: str, value: Value, exact: Value, graph: ConcreteGraph) -> Rou
     """
     stored = value.stored
     approx = exact.approx
-    if stored is None or not isinstance(approx, Approx):
+    if stored is None or approx is None:
         return None
     dtype = _stored_type(name, graph, stored)
-    unit = _UNITS.get(dtype, 2.0**-24)
     numbers = stored.astype(np.float64)
     difference = np.abs(numbers - approx.numbers)
-    # The last term covers subnormal numbers, the second the rounding of the float64 computation itself.
-    allowed = (
-        unit * (approx.roundings + 1) * approx.magnitude + 2.0**-48 * approx.magnitude + _TINY.get(dtype, 2.0**-150)
-    )
-    if (difference > allowed).any():
+    half_ulps = np.maximum(_half_ulps(numbers, dtype), _half_ulps(approx.numbers, dtype))
+    if approx.unit == _UNITS[dtype]:
+        # The error of the computation contains the rounding of its result.
+        allowed = np.maximum(half_ulps, approx.error)
+    else:
+        allowed = half_ulps + approx.error
+    # float64 computed the numbers with the same operations. Subnormal results of a float type have an absolute error.
+    allowed = allowed + approx.error * 2.0**-29 + 2.0**-50 * np.abs(approx.numbers) + _TINY[dtype]
+    if not (np.isfinite(allowed) & (difference <= allowed)).all():
         return None
-    ulps = np.spacing(np.abs(stored.astype(np.float32))).astype(np.float64)
-    if dtype == "float16":
-        ulps = np.spacing(np.abs(stored.astype(np.float16))).astype(np.float64)
-    elif dtype == "float64":
-        ulps = np.spacing(np.abs(numbers))
-    return RoundedConstant(name, float((difference / ulps).max()), int(np.ceil(approx.roundings)) + 1)
+    worst = float((difference / (2 * half_ulps)).max())
+    return RoundedConstant(name, worst, float((allowed / (2 * half_ulps)).max()))
+
+
+def _half_ulps(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """Compute half the distance to the next number of a type.
+
+    Returns:
+        float64; at least half of the smallest number of the type.
+    """
+    exponents = np.frexp(np.abs(numbers))[1]
+    made = np.ldexp(_UNITS[dtype], exponents - 1)
+    return np.maximum(np.where(numbers == 0, 0.0, made), _TINY[dtype])
 
 
 def _stored_type(name: str, graph: ConcreteGraph, stored: np.ndarray) -> str:

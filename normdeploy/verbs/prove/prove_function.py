@@ -175,7 +175,14 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> 
         else:
             reason = f"the output {shown.output!r} differs by {difference.relative:.2g} of its largest element"
         return draft.finish(Verdict.DIFFERENT, reason, shown=shown)
-    return draft.finish(Verdict.UNKNOWN, _describe_obstacle(draft, unknown, changed, difference, random_ops))
+    reason = _describe_obstacle(draft, unknown, changed, difference, random_ops)
+    if not random_ops and compared.has_roundings and not _differ_with_exact_casts(pair):
+        reason += "; the outputs would be equal if no Cast to a narrower type rounded"
+    return draft.finish(Verdict.UNKNOWN, reason)
+
+
+def _differ_with_exact_casts(pair: FilePair) -> bool:
+    return bool(compare_files(pair, rounding_is_exact=True).different_outputs())
 
 
 def _is_conclusive(difference: Difference, pair: FilePair, *, only_constants: bool) -> bool:

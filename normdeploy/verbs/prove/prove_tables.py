@@ -32,7 +32,7 @@ def show_proof(console: Console, proof: FileProof) -> None:
     worst = sorted(proof.rounded, key=lambda r: -r.ulps)
     for rounded in worst[:_ROWS]:
         told = f"{rounded.name!r} differs from the exact constant by {rounded.ulps:.2g} ulp"
-        _print(console, f"{told}; a computation with {rounded.roundings} roundings explains the difference")
+        _print(console, f"{told}; a computation in floats may be off by {rounded.bound:.1f} ulp")
     if len(worst) > _ROWS:
         _print(console, f"and {len(worst) - _ROWS} more rounded constants; --report writes all")
     for note in proof.notes:

@@ -188,3 +188,25 @@ def test_prove_other_type_is_not_known() -> None:
     proof = prove(model("y = Relu(x)"), second)
     assert proof.verdict is Verdict.UNKNOWN
     assert "double" in proof.reason
+
+
+def with_default(alpha: float) -> onnx.ModelProto:
+    """Call a function whose attribute has a default value."""
+    made = model("y = Relu(x)")
+    node = made.graph.node[0]
+    node.op_type, node.domain = "foo", "f"
+    made.opset_import.append(onnx.helper.make_opsetid("f", 1))
+    inner = onnx.helper.make_node("LeakyRelu", ["a"], ["b"])
+    reference = inner.attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT)
+    reference.ref_attr_name = "al"
+    opset = [onnx.helper.make_opsetid("", 18)]
+    default = onnx.helper.make_attribute("al", alpha)
+    made.functions.append(
+        onnx.helper.make_function("f", "foo", ["a"], ["b"], [inner], opset, attribute_protos=[default])
+    )
+    return made
+
+
+def test_prove_default_of_a_function_attribute_counts() -> None:
+    assert prove(with_default(0.3), with_default(0.4)).verdict is Verdict.DIFFERENT
+    assert prove(with_default(0.3), model("y = LeakyRelu <alpha = 0.3> (x)")).verdict is Verdict.EQUAL
