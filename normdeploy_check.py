@@ -105,7 +105,8 @@ ATTRIBUTE_VALUES |= {"tensor": str, "reference": str, "other": str}
 
 
 def attribute(value: Any) -> bool:
-    spec = ATTRIBUTE_VALUES.get(value.get("type")) if type(value) is dict and type(value.get("type")) is str else None
+    kind = value.get("type") if type(value) is dict else None
+    spec = ATTRIBUTE_VALUES.get(kind) if isinstance(kind, str) else None
     return spec is not None and "value" in value and conforms(value["value"], spec)
 
 
@@ -348,7 +349,7 @@ class Floats:
     stored = element
 
     def fraction(self, value: Fraction) -> Array:
-        return np.float64(float(value))
+        return np.asarray(float(value))
 
     add, subtract, multiply, divide = np.add, np.subtract, np.multiply, np.divide
     matmul = np.matmul
@@ -370,7 +371,9 @@ class Floats:
             return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         if name == "Gelu":
             return x / 2 * (1 + erf(x / math.sqrt(2)))
-        return {"Tanh": np.tanh, "Erf": erf, "Softplus": lambda v: np.logaddexp(v, 0)}[name](x)
+        if name == "Softplus":
+            return np.logaddexp(x, 0)
+        return np.tanh(x) if name == "Tanh" else erf(x)
 
     def softmax(self, x: Array, axes: tuple[int, ...]) -> Array:
         powers = np.exp(x - np.max(x, axis=axes, keepdims=True))
@@ -506,7 +509,7 @@ class Field:
         return x - x // self.p * self.p
 
     def fraction(self, value: Fraction) -> Array:
-        return np.uint64(value.numerator * pow(value.denominator, -1, self.prime) % self.prime)
+        return np.asarray(value.numerator * pow(value.denominator, -1, self.prime) % self.prime, dtype=np.uint64)
 
     def add(self, a: Array, b: Array) -> Array:
         return self.reduced(a + b)
@@ -532,7 +535,7 @@ class Field:
         return result
 
     def total(self, x: Array, axes: tuple[int, ...], *, keep: bool) -> Array:
-        return np.sum(x, axis=axes, keepdims=keep, dtype=np.uint64) % self.p
+        return np.asarray(np.sum(x, axis=axes, keepdims=keep, dtype=np.uint64) % self.p)
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Multiply in halves of 15 bits: sums of up to 2²² products of halves are exact in float64."""
@@ -568,10 +571,11 @@ class Field:
         self.position += 1
         roots = np.array(self.power(x, (self.prime + 1) // 4))
         square = roots * roots % self.p == x
-        constant = np.ones(x.shape, dtype=bool)
+        constant: Array = np.ones(x.shape, dtype=bool)
         if self.dependence is not None:
             labels = self.dependence.roots[index]
-            constant = labels == Dependence.NONE
+            assert labels is not None
+            constant = np.asarray(labels == Dependence.NONE)
             wrong = ~constant & (~square | (x == 0))
             if wrong.any():
                 groups = self.dependence.groups[index]
@@ -1866,8 +1870,11 @@ class Checker:
             return
         for node in rewrite["before"]["nodes"]:
             proto = self.source.nodes.get(node["outputs"][0])
-            same = proto is not None and self.same_node(node, proto, self.source.opsets)
-            same = same and node["inputs"] == list(proto.input)
+            same = (
+                proto is not None
+                and self.same_node(node, proto, self.source.opsets)
+                and node["inputs"] == list(proto.input)
+            )
             for name in filter(rewrite["before"]["constants"].get, node["inputs"] if same else []):
                 stored = self.source.stored(name)
                 ours = literal(self.certificate.arrays[rewrite["before"]["constants"][name]["value"]])
@@ -2048,7 +2055,7 @@ class Checker:
         if exact is None or type(stored) is not float:
             reject("epsilon", f"{where}, tensor {name}", "no such node or no such exact epsilon")
         fraction = Fraction(int(exact["numerator"]), int(exact["denominator"]))
-        if abs(Fraction(stored) - fraction) > Fraction(float(half_ulp(np.float64(stored), "float32"))):
+        if abs(Fraction(stored) - fraction) > Fraction(float(half_ulp(np.asarray(stored), "float32"))):
             reject("epsilon", f"{where}, tensor {name}", f"{stored!r} is not {float(fraction)!r} rounded once")
 
     def summary(self) -> str:

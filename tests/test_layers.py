@@ -19,6 +19,7 @@ LATE = {
     "normdeploy.verbs.package.samples": "torch",
     "normdeploy.exporting.exporter": "torch",
     "normdeploy.loading": "torch",
+    "normdeploy.loading.folder_containment": "torch",
     "normdeploy.loading.hub": "torch",
     "normdeploy.loading.model_factories": "torch",
     "normdeploy.loading.python_file": "torch",

@@ -837,8 +837,8 @@ IDENTITIES = {
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_identity_is_accepted_and_its_scaled_form_refused(name: str, check: Callable[..., tuple[int, str]]) -> None:
     before, after, leaves, constants, *opset = IDENTITIES[name]
-    sides = [node_list(t, *opset) for t in (before, after)]
-    code, text = check(case_of(*sides, leaves, constants))
+    one, other = (node_list(t, *opset) for t in (before, after))
+    code, text = check(case_of(one, other, leaves, constants))
     assert code == 0, text
     *rest, last = node_list(after, *opset)
     last["outputs"] = [n.replace("z", "zz") if n == "z" else n for n in last["outputs"]]
@@ -889,8 +889,7 @@ def test_unknown_rank_is_accepted(check: Callable[..., tuple[int, str]]) -> None
 
 @pytest.mark.parametrize("line", ["z = Relu(x)", "z = Exp(x)", "z = Pow(x, y)", "z = Gather(x, i)", "z = Abs(x)"])
 def test_op_outside_of_the_tables_fails_structure(line: str, check: Callable[..., tuple[int, str]]) -> None:
-    sides = [node_list(line) for _ in range(2)]
-    code, text = check(case_of(*sides, {"x": [3], "y": [3]}, {"i": ints(0)}))
+    code, text = check(case_of(node_list(line), node_list(line), {"x": [3], "y": [3]}, {"i": ints(0)}))
     assert (code, "claim structure" in text) == (1, True), text
 
 
@@ -1006,8 +1005,7 @@ def test_malformed_field_is_one_plain_line(
 
 @pytest.mark.parametrize("line", ["z = Expand(x, s)", "z = Tile(x, s)", "h = ConstantOfShape(s)\nz = Add(x, h)"])
 def test_tensor_over_the_limit_is_refused(line: str, check: Callable[..., tuple[int, str]]) -> None:
-    sides = [node_list(line), node_list(line.replace("h", "k"))]
-    code, text = check(case_of(*sides, {"x": [1]}, {"s": ints(1 << 40)}))
+    code, text = check(case_of(node_list(line), node_list(line.replace("h", "k")), {"x": [1]}, {"s": ints(1 << 40)}))
     assert (code, "elements" in text) == (2, True), text
 
 
@@ -1157,6 +1155,5 @@ def test_opset_of_before_with_another_meaning_fails_chain(check: Callable[..., t
 )
 def test_wrong_types_and_shapes_fail_equal(line: str, check: Callable[..., tuple[int, str]]) -> None:
     constants = {"i": ints(1, 2), "two": np.float32([2]), "w": np.ones((1, 1, 1), np.float32)}
-    sides = [node_list(line) for _ in range(2)]
-    code, text = check(case_of(*sides, {"x": [1, 1, 2]}, constants))
+    code, text = check(case_of(node_list(line), node_list(line), {"x": [1, 1, 2]}, constants))
     assert (code, "claim equal" in text) == (1, True), text

@@ -208,7 +208,7 @@ def compare_files(
 
     Args:
         sizes: sizes of the open dims. None leaves them open: then the comparison holds for all sizes.
-        rounding_is_exact: a Cast to a narrower floating type changes nothing, so equal outputs are no proof.
+        rounding_is_exact: a Cast to a narrower floating type changes nothing, so equal outputs prove nothing.
 
     Returns:
         the comparison.

@@ -274,7 +274,7 @@ class Field:
         limits: open sizes, each with the largest size for which the proof holds.
         safe: arguments that are valid at every real input.
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
-        rounding_is_exact: a Cast to a narrower floating type changes nothing. Then equal outputs are no proof.
+        rounding_is_exact: a Cast to a narrower floating type changes nothing. Then equal outputs prove nothing.
     """
 
     def __init__(

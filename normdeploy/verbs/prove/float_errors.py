@@ -1,8 +1,8 @@
 """Bound the rounding errors of constants that another program computed in floats.
 
 The bounds are running error bounds: each operation adds the error of its operands and its own rounding. They hold for
-each element, for every order of the additions and for the steps in either form, such as g/√v and g·(1/√v) (Higham,
-Accuracy and Stability of Numerical Algorithms, 2002, chapters 3 and 4).
+each element and for every order of the additions. They hold for the steps in either form, such as g/√v and g·(1/√v).
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapters 3 and 4.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx.helper
+import onnx.reference
 
 from ...evaluate import evaluator
 from ...evaluate.evaluator_core import UnsupportedOp, decode_text
@@ -118,9 +120,6 @@ def evaluate_reference_move(call: Call) -> Any:
 
 
 def _run_reference(call: Call, arrays: Sequence[Any]) -> list[Array]:
-    import onnx.helper
-    import onnx.reference
-
     names = [f"x{i}" if x is not None else "" for i, x in enumerate(arrays)]
     node = onnx.helper.make_node(call.op, names, [f"y{i}" for i in range(call.outputs)], **call.attrs)
     inputs = [onnx.helper.make_tensor_value_info(n, 7, None) for n in names if n]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, RuntimeUnavailable
-from ...loading.folder_containment import read_json
 from ...runtimes.cached_decoder import TextEnd
 
 # Files of which a tokenizer's folder has at least one.
@@ -85,6 +84,9 @@ def _read_tokens(file: Path) -> list[int]:
     Raises:
         InputError: the value is something else.
     """
+    # The package of this module imports torch.
+    from ...loading.folder_containment import read_json
+
     stated = read_json(file).get("eos_token_id")
     if stated is None:
         return []
