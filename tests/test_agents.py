@@ -16,6 +16,8 @@ import yaml
 from normdeploy.cli import app as cli
 from normdeploy.errors import NEITHER, NormdeployError, RuntimeUnavailable
 from normdeploy.findings.records import Status, Verdict
+from normdeploy.verbs.check.check_function import NOT_JUDGED
+from normdeploy.verbs.prove.proof_result import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "agents.md"
@@ -37,8 +39,9 @@ COMMANDS = dict(_commands())
 
 
 def _rows(file: Path) -> dict[str, list[str]]:
-    """Verb -> the other cells of its row: what the verb is for, JSON, 1 also means, 3 also means."""
-    text = file.read_text().split("| verb | use it to | JSON | 1 also means | 3 also means |\n", 1)[1].split("\n\n")[0]
+    """Verb -> the other cells of its row: what the verb is for, JSON, 1, 2 and 3 also mean."""
+    head = "| verb | use it to | JSON | 1 also means | 2 also means | 3 also means |\n"
+    text = file.read_text().split(head, 1)[1].split("\n\n")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[1:]]
     return {row[0].strip("`"): row[1:] for row in cells}
 
@@ -66,9 +69,15 @@ def _verdict_codes(verb: str) -> set[int]:
                     waiting.append(called)
                 if called == "require_all_run":
                     codes.add(3)
-                if called == "typer.Exit":
+                if called == "typer.Exit" and isinstance(node.args[0], ast.Constant):
                     codes.add(ast.literal_eval(node.args[0]))
+                elif called == "typer.Exit":
+                    codes |= RESULT_CODES[module]
     return codes
+
+
+# Exit codes of the verbs whose result has its own exit code.
+RESULT_CODES = {"check": {1, NOT_JUDGED}, "prove": {*EXIT_CODES.values()} - {0}}
 
 
 @pytest.mark.parametrize("file", [PAGE, SKILL], ids=["page", "skill"])
@@ -84,8 +93,9 @@ def test_page_and_skill_have_the_same_table() -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_exit_codes_are_those_of_the_code(verb: str) -> None:
-    _, _, wrong, unrun = _rows(SKILL)[verb]
-    assert {code for code, meaning in ((1, wrong), (3, unrun)) if meaning} == _verdict_codes(verb)
+    _, _, wrong, unjudged, unrun = _rows(SKILL)[verb]
+    told = {code for code, meaning in ((1, wrong), (2, unjudged), (3, unrun)) if meaning}
+    assert told == _verdict_codes(verb)
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -101,7 +101,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run("bench of norms", "bench", "@out.onnx", "--norm-impl", "standard,decomposed", "--rounds", "2")
     run("package", "package", "@hand.onnx", "-o", "@bundle", file="bundle/manifest.json")
     found["packaged report"] = json.loads((folder / "bundle" / "report.json").read_text(encoding="utf-8"))
-    run("prove", "prove", "@hand.onnx", "@spoiled.onnx", code=1)
+    run("prove", "prove", "@model.onnx", "@spoiled.onnx", code=1)
     run("recheck", "recheck", "@bundle")
     run("check", "check", "@hand.onnx", "--format", "json", "-o", "@checked.json", code=1, file="checked.json")
     shutil.rmtree(folder)
