@@ -303,7 +303,7 @@ def test_its_rule_judges_files(
     assert f"error   {rule}" in capsys.readouterr().out
     assert command(monkeypatch, "check", written[0], "--no-extensions") == 0
     assert rule not in capsys.readouterr().out
-    assert command(monkeypatch, "check", written[0], "--no-extensions", "--fail-on", rule) == 1
+    assert command(monkeypatch, "check", written[0], "--no-extensions", "--fail-on", rule) == 2
     assert f"unknown rule '{rule}'" in capsys.readouterr().err
 
 

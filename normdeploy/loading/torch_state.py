@@ -25,7 +25,9 @@ def preserve_torch_state() -> Iterator[None]:
     """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     gradients = torch.is_grad_enabled()
-    dtype = torch.get_default_dtype()
+    # Another thread may have changed the default dtype for a while, which is global to the process.
+    with PROCESS_STATE:
+        dtype = torch.get_default_dtype()
     device = torch.get_default_device()
     casts = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in _AUTOCAST_DEVICES}
     try:
@@ -34,7 +36,8 @@ def preserve_torch_state() -> Iterator[None]:
         if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         torch.set_grad_enabled(gradients)
-        torch.set_default_dtype(dtype)
+        with PROCESS_STATE:
+            torch.set_default_dtype(dtype)
         if torch.get_default_device() != device:
             torch.set_default_device(device)
         for name, (enabled, kind) in casts.items():

@@ -22,6 +22,7 @@ from ..findings.records import Finding
 from ..graphs.dims import dim_size
 from ..graphs.symbolic_sizes import UNKNOWN, Size
 from ..norms.function_bodies import norm_function_body
+from ..norms.norm_table import STANDARD as STANDARD_NORMS
 from ..norms.third_party import function_op_row
 from ..storage.onnx_domains import STANDARD, is_standard
 from ..storage.shared_weights import tensor_array
@@ -35,9 +36,8 @@ ALGEBRAIC = frozenset(
         *("Add", "Concat", "Constant", "ConstantOfShape", "Conv", "ConvTranspose", "Div", "Dropout", "Einsum"),
         *("Expand", "Flatten", "Gemm", "GlobalAveragePool", "Identity", "MatMul", "Mean", "Mul", "Neg", "Pow"),
         *("Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Split", "Sqrt"),
-        *("Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "BatchNormalization", "GroupNormalization"),
-        *("InstanceNormalization", "LayerNormalization", "MeanVarianceNormalization", "RMSNormalization"),
-        "SimplifiedLayerNormalization",
+        *("Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "SimplifiedLayerNormalization"),
+        *(STANDARD_NORMS.keys() - {"LRN", "LpNormalization"}),
     }
 )
 """Ops with a definition in the prime field."""

@@ -8,7 +8,6 @@ inside, with an error of 1.5e-7.
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +26,7 @@ from ..graphs.proto_queries import strip_invented_module
 from ..inputs.array_conversion import check_feeds, to_numpy, to_torch
 from ..loading.live_module import copy_module
 from ..loading.program_signature import user_outputs, with_constant_inputs
-from ..loading.torch_state import preserve_torch_state
+from ..loading.torch_state import PROCESS_STATE, preserve_torch_state
 from ..loading.transformers_switches import omit_caches
 from ..model import LoadedModel
 from ..types import Arrays
@@ -508,13 +507,9 @@ def _is_mutating(node: torch.fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-# Lock for changes of torch's default dtype, which is global to the process.
-_DEFAULT_DTYPE = threading.RLock()
-
-
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    with _DEFAULT_DTYPE:
+    with PROCESS_STATE:
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:

@@ -156,7 +156,7 @@ def test_our_verbs_say_what_the_file_is(
 
 def test_check_counts_it_as_a_file_that_can_not_be_checked(folder: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(folder / "embed.onnx")])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "could not be checked" in done.output
 
 
@@ -203,7 +203,7 @@ def test_an_engine_that_no_onnx_file_can_hold(folder: Path, monkeypatch: pytest.
 def test_modes_that_there_are_not(folder: Path) -> None:
     with pytest.raises(InputError, match="unknown EPContext mode 'both'; choose one of embed, file"):
         made(folder, "m.onnx", "both")
-    with pytest.raises(InputError, match="needs the runtime tensorrt-rtx, not tensorrt"):
+    with pytest.raises(InputError, match="needs the library tensorrt-rtx, not tensorrt"):
         made(folder, "m.onnx", "embed", library="tensorrt")
 
 

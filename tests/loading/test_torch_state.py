@@ -130,3 +130,4 @@ def test_exports_at_the_same_time_leave_the_streams() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(export, [4, 8, 12, 16]))
     assert (sys.stdout, sys.stderr) == streams
+    assert torch.get_default_dtype() == torch.float32

@@ -205,7 +205,7 @@ def test_files_that_are_no_models(text: str | bytes, kind: type[Exception], said
 def test_what_is_not_there(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GraphError, match="file not found"):
         build(tmp_path / "none.onnx", tmp_path / "m.engine")
-    with pytest.raises(InputError, match="unknown runtime 'openvino'"):
+    with pytest.raises(InputError, match="unknown library 'openvino'"):
         build(layer_norm, tmp_path / "m.engine", library="openvino")
     with pytest.raises(InputError, match="would replace the model it is built from"):
         build(layer_norm, layer_norm)
