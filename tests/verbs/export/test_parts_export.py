@@ -188,7 +188,7 @@ def test_one_part_that_fails_fails_all(folder: Path, monkeypatch: pytest.MonkeyP
     normdeploy.export(wrong, torch.ones(2, 4), output=tmp_path / "made" / "decoder_model.onnx")
     asked: list[str] = []
 
-    def original(source: Any, files: Any, args: Any, kwargs: Any, loading: Any) -> Any:
+    def original(source: Any, files: Any, args: Any, kwargs: Any, loading: Any, **_: Any) -> Any:
         asked.append(loading["part"])
         return from_module(net, torch.ones(2, 4)), []
 
