@@ -446,7 +446,7 @@ class Outcome:
 
     Attributes:
         fault: planted fault; "" for an equal pair.
-        truth: "different" if float64 shows a difference, else "alike".
+        truth: "different" if float64 shows a difference, "near" if the difference is below ``NOISE``, else "alike".
         verdict: the verdict of ``prove``.
         ulps: largest difference of a constant that counts as rounded.
         seconds: duration of ``prove``.
@@ -461,6 +461,8 @@ class Outcome:
     seconds: float
 
 
+# Difference that rounding errors of float64 in an ill-conditioned norm reach, relative to the output's largest element
+NOISE = 2.0**-36
 _SIZES = ((5, 7, 3), (3, 4, 2), (1, 1, 1), (2, 9, 11))
 
 
@@ -468,15 +470,17 @@ def judge(first: onnx.ModelProto, second: onnx.ModelProto) -> str:
     """Compare two models in float64 at several sizes.
 
     Returns:
-        "different", "alike" or "invalid" (a file does not run).
+        "different", "near" (a difference that float64's own rounding may cause), "alike" or "invalid" (a file does
+        not run).
     """
     pair = pair_files(OpenFile(first, "A"), OpenFile(second, "B"), {})
     sizes = [{name: row[i % 3] for i, name in enumerate(pair.symbols)} for row in _SIZES]
     found = find_difference(pair, sizes if pair.symbols else [{}])
     if not found.ran:
         return "invalid"
-    # Rounding errors of float64 in an ill-conditioned norm stay below this difference.
-    return "different" if found.shown is not None and found.relative > 2.0**-36 else "alike"
+    if found.shown is None:
+        return "alike"
+    return "different" if found.relative > NOISE else "near"
 
 
 def planted(seed: int) -> Iterator[Outcome]:
@@ -507,7 +511,17 @@ def planted(seed: int) -> Iterator[Outcome]:
         return
 
 
-def _outcome(seed: int, fault: str, truth: str, first: onnx.ModelProto, second: onnx.ModelProto) -> Outcome:
+@dataclass(frozen=True)
+class _Answer:
+    """Verdict of ``prove``; "crash" if it raised an error."""
+
+    verdict: str
+    reason: str
+    ulps: float
+    seconds: float
+
+
+def _ask(first: onnx.ModelProto | Path, second: onnx.ModelProto | Path) -> _Answer:
     start = time.perf_counter()
     try:
         proof = normdeploy.prove(first, second)
@@ -516,7 +530,12 @@ def _outcome(seed: int, fault: str, truth: str, first: onnx.ModelProto, second: 
     # A crash is also a result.
     except Exception as error:
         verdict, reason, ulps = "crash", f"{type(error).__name__}: {error}", 0.0
-    return Outcome(seed, fault, truth, verdict, reason[:160], ulps, time.perf_counter() - start)
+    return _Answer(verdict, reason, ulps, time.perf_counter() - start)
+
+
+def _outcome(seed: int, fault: str, truth: str, first: onnx.ModelProto, second: onnx.ModelProto) -> Outcome:
+    answer = _ask(first, second)
+    return Outcome(seed, fault, truth, answer.verdict, answer.reason[:160], answer.ulps, answer.seconds)
 
 
 # ------------------------------------------------------------------ tools
@@ -560,16 +579,9 @@ def run_tool(tool: str, models: Sequence[Path], python: str, folder: Path) -> It
 
 
 def _prove_row(tool: str, path: Path, target: Path) -> ToolRow:
-    start = time.perf_counter()
-    try:
-        proof = normdeploy.prove(path, target)
-        verdict, reason = str(proof.verdict), proof.reason
-        ulps = max((r.ulps for r in proof.rounded), default=0.0)
-    # A crash is also a result.
-    except Exception as error:
-        verdict, reason, ulps = "crash", f"{type(error).__name__}: {error}", 0.0
+    answer = _ask(path, target)
     changed = _ops(path) != _ops(target)
-    return ToolRow(path.stem, tool, verdict, reason, changed, ulps, time.perf_counter() - start)
+    return ToolRow(path.stem, tool, answer.verdict, answer.reason, changed, answer.ulps, answer.seconds)
 
 
 def _ops(path: Path) -> list[str]:
@@ -595,6 +607,8 @@ def _planted_table(outcomes: list[Outcome]) -> list[str]:
     faulty = [o for o in outcomes if o.fault]
     wrong = [o for o in faulty if o.truth == "different" and o.verdict == "equal"]
     rounded = [o for o in faulty if o.truth == "different" and o.verdict == "equal up to rounding"]
+    near = [o for o in faulty if o.truth == "near"]
+    hidden = [o for o in near if o.verdict == "equal"]
     alike = [o for o in outcomes if not o.fault]
     false = [o for o in alike if o.verdict == "different"]
     proved = sum(o.verdict.startswith("equal") for o in alike)
@@ -607,10 +621,12 @@ def _planted_table(outcomes: list[Outcome]) -> list[str]:
         f'- wrong "equal": {len(wrong)}',
         f'- "equal up to rounding" for a fault that float64 shows: {len(rounded)}; the largest difference of a '
         f"constant is {max((o.ulps for o in rounded), default=0.0):.1f} ulp, as the verdict states",
+        f"- differences below {NOISE:.1e} of the largest element, which rounding in float64 may cause: {len(near)};"
+        f' "equal" for {len(hidden)} of them{f" (seeds {_seeds(hidden)})" if hidden else ""}',
         f"- equal pairs that are proved: {proved} of {len(alike)}; called different: {len(false)}",
         f"- crashes: {sum(o.verdict == 'crash' for o in outcomes)}",
         "",
-        '"No effect" counts faults that float64 does not show, such as one in a value that a clamp cuts off.',
+        '"No effect" counts these and faults that float64 does not show, such as one in a value that a clamp cuts off.',
         "",
         "| fault | pairs | different | not known | equal | up to rounding | no effect: equal, other |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -623,6 +639,10 @@ def _planted_table(outcomes: list[Outcome]) -> list[str]:
         cells = [seen[v] for v in ("different", "not known", "equal", "equal up to rounding")]
         lines.append(f"| {fault} | {len(own)} | {' | '.join(map(str, cells))} | {equal}, {len(none) - equal} |")
     return [*lines, ""]
+
+
+def _seeds(outcomes: list[Outcome]) -> str:
+    return ", ".join(str(o.seed) for o in outcomes[:20])
 
 
 def _tool_table(rows: list[ToolRow]) -> list[str]:

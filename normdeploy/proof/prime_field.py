@@ -151,11 +151,16 @@ def make_field(number: int, length: int = BITS) -> PrimeField:
     while True:
         # The two lowest bits, 11, make p ≡ 3 (mod 4).
         p = rng.getrandbits(length) | (1 << (length - 1)) | 3
-        if all(p % q for q in _SMALL) and _is_probable_prime(p, rng):
+        if all(p % q for q in _SMALL) and is_probable_prime(p, rng):
             return PrimeField(p)
 
 
-def _is_probable_prime(n: int, rng: random.Random) -> bool:
+def is_probable_prime(n: int, rng: random.Random) -> bool:
+    """Decide whether an odd number above 3 is prime, by Miller and Rabin's test with random bases.
+
+    Returns:
+        True for each prime, and for another number with a probability of at most 4^-`_WITNESSES`.
+    """
     d = n - 1
     s = (d & -d).bit_length() - 1
     d >>= s

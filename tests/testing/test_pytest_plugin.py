@@ -217,18 +217,14 @@ def test_verdicts_of_the_workers_of_xdist_come_together(pytester: pytest.Pyteste
     assert dict(properties(tmp_path / "junit.xml")["test_light[3]"])["normdeploy.error"] == "1e-07"
 
 
-def test_plugin_imports_no_heavy_library_and_takes_little_time() -> None:
-    code = (
-        "import sys, time, pytest; start = time.process_time(); import normdeploy.testing.pytest_plugin;"
-        "print(time.process_time() - start); print(*sys.modules)"
-    )
+def test_plugin_imports_no_heavy_library() -> None:
+    code = "import sys, pytest; import normdeploy.testing.pytest_plugin; print(*sys.modules)"
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    seconds, modules = told.stdout.splitlines()
-    assert float(seconds) < 0.2
-    loaded = {name.partition(".")[0] for name in modules.split()}
+    modules = told.stdout.split()
+    loaded = {name.partition(".")[0] for name in modules}
     assert not loaded & {"torch", "onnx", "onnx_ir", "numpy", "onnxruntime", "rich", "jinja2", "typer"}
-    ours = {name for name in modules.split() if name.startswith("normdeploy.")}
+    ours = {name for name in modules if name.startswith("normdeploy.")}
     assert ours == {
         *("normdeploy.errors", "normdeploy.reports", "normdeploy.reports.page_templates", "normdeploy.testing"),
         *("normdeploy.testing.pytest_plugin", "normdeploy.testing.verdicts", "normdeploy.version"),

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -94,19 +93,3 @@ def test_project_passes_and_fails_with_the_culprits(python: Path, project: Path,
         assert verdict["error"] > verdict["allowed"] > 0
     assert "batch=" in verdicts["test_wrong_at_other_batches"]["case"]
     assert len(re.findall('name="normdeploy.verdict"', junit)) == 5
-
-
-def test_session_without_parity_tests_costs_little(python: Path, tmp_path: Path) -> None:
-    """The runs alternate, so that the load of the machine meets both."""
-    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
-    code = (
-        "import os, subprocess, sys;"
-        "subprocess.run([sys.executable, '-m', 'pytest', '-q', *sys.argv[1:]], check=True, capture_output=True);"
-        "times = os.times(); print(times.children_user + times.children_system)"
-    )
-    seconds: dict[str, list[float]] = {"normdeploy": [], "no:normdeploy": []}
-    for _ in range(3):
-        for plugin, taken in seconds.items():
-            taken.append(float(_run(python, "-c", code, "-p", plugin, cwd=tmp_path)))
-    with_plugin, without = (statistics.median(taken) for taken in seconds.values())
-    assert with_plugin - without < 0.2, seconds

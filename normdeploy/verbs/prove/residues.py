@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...proof.prime_field import is_probable_prime
+
 Array = np.ndarray[Any, Any]
 
 # Bits of a prime. Every prime is larger than 2^30.
@@ -21,28 +23,6 @@ BITS = 31
 _TERMS = 2**18
 # Number of the primes between 2^30 and 2^31, as a power of two, rounded down
 PRIME_BITS = 25
-
-
-def _is_prime(n: int) -> bool:
-    """Decide by Miller and Rabin's test with bases that decide all numbers below 2^64."""
-    if n % 2 == 0:
-        return n == 2
-    odd = n - 1
-    twos = (odd & -odd).bit_length() - 1
-    odd >>= twos
-    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
-        if n % base == 0:
-            return n == base
-        x = pow(base, odd, n)
-        if x in (1, n - 1):
-            continue
-        for _ in range(twos - 1):
-            x = x * x % n
-            if x == n - 1:
-                break
-        else:
-            return False
-    return True
 
 
 def draw_primes(count: int, rng: random.Random) -> tuple[int, ...]:
@@ -54,7 +34,7 @@ def draw_primes(count: int, rng: random.Random) -> tuple[int, ...]:
     found = set[int]()
     while len(found) < count:
         n = rng.randrange(2**30 + 1, 2**31, 2)
-        if _is_prime(n):
+        if is_probable_prime(n, rng):
             found.add(n)
     return tuple(sorted(found))
 
