@@ -120,7 +120,8 @@ def find_passed_tie(scores: Array, exact: Array, picks: Array, axis: int) -> Pas
         return None
     picked, is_fixed = (np.take_along_axis(values, chosen, -1) for values in (high, fixed))
     first = ((high == picked) & fixed & is_fixed).argmax(-1)[..., None]
-    passed = is_fixed & (first < chosen)
+    # A NaN is equal to no score.
+    passed = is_fixed & ~np.isnan(picked) & (first < chosen)
     if not passed.any():
         return None
     place = tuple(int(index) for index in np.argwhere(passed)[0])

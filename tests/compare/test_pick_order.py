@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from normdeploy.compare.pick_order import find_widest_inversion
+from normdeploy.compare.pick_order import PassedTie, find_passed_tie, find_widest_inversion
 
 SCORES = np.array([1.0, 0.9, 0.5, 0.1])
 
@@ -77,3 +77,17 @@ def test_rows_of_any_axis_are_checked() -> None:
     picks = np.array([[0, 3], [1, 2]])
     assert find_widest_inversion(scores, np.zeros(scores.shape), picks, 0) is None
     assert find_widest_inversion(scores, np.zeros(scores.shape), picks[:, ::-1], 0) is not None
+
+
+def test_pick_of_an_exact_tie_has_to_be_the_first() -> None:
+    scores = np.array([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 0.0, 1.0], [0.0, np.nan, 1.0, 1.0]])
+    exact = np.ones(scores.shape, bool)
+    assert find_passed_tie(scores, exact, np.array([[1], [0], [1]]), 1) is None
+    assert find_passed_tie(scores, exact, np.array([[3], [0], [1]]), 1) == PassedTie(index=3, first=1, score=3.0)
+    exact[0, 1] = False
+    # Rounding may move the first of the three scores, so it need not win.
+    assert find_passed_tie(scores, exact, np.array([[2], [0], [1]]), 1) is None
+    assert find_passed_tie(scores, exact, np.array([[3], [0], [1]]), 1) == PassedTie(index=3, first=2, score=3.0)
+    exact[0, 3] = False
+    assert find_passed_tie(scores, exact, np.array([[3], [0], [1]]), 1) is None
+    assert find_passed_tie(scores.T, exact.T, np.array([[3, 1, 1]]), 0) == PassedTie(index=1, first=0, score=2.0)
