@@ -38,6 +38,14 @@ def few_collections() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def same_width() -> Iterator[None]:
+    """The caller's terminal does not decide where lines are broken."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def quick_exports() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         read_tables_once(patch)

@@ -128,7 +128,8 @@ def test_pages_run(
     """Every block in order, commands in this process; they print the page's words."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)  # so that tables are as wide as on the page
+    # Where it is set, pytest prints whole messages in its summary.
+    monkeypatch.delenv("CI", raising=False)
     monkeypatch.setattr("normdeploy.forms.FORMS", forms.FORMS)  # a page plants a mistake there, and leaves it
     _without_gpu(monkeypatch)
     names, imported = {"__name__": "__main__"}, set(sys.modules)
@@ -316,7 +317,6 @@ def test_picture_of_the_terminal_shows_what_the_commands_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
     _without_gpu(monkeypatch)
     made = runpy.run_path(str(ROOT / "docs" / "images" / "terminal.py"))
     made["prepare"]()
