@@ -220,16 +220,21 @@ def assert_norms_fused(
     if broken:
         raise GraphError(broken[0].error)
     problems = [problem for each in checked.files for problem in each.findings if problem.rule in _NOT_FUSED]
+    counts = [each.norms for each in checked.files]
     text = "norm"
     if kinds is not None:
         wanted = as_sequence(kinds)
-        _require_known_kinds(wanted, {problem.kind for problem in problems})
+        _require_known_kinds(wanted, {kind for norms in counts for kind in norms})
         problems = [problem for problem in problems if problem.kind in wanted]
+        counts = [{kind: norms[kind] for kind in wanted if kind in norms} for norms in counts]
         text = " or ".join(wanted)
+    found = sum(sum(norms.values()) for norms in counts)
     if problems:
         line = f"{len(problems)} norm{'s are' if len(problems) > 1 else ' is'} neither one node nor folded"
+    elif found:
+        line = f"no {text} can be fused or folded further; the file has {found}"
     else:
-        line = f"every {text} is one node or folded"
+        line = f"the file has no {text}: either each is folded, or the model had none"
     details = _shorten([f"{p.location or 'the file'}: {p.message}" for p in problems])
     return Verdict(assertion="assert_norms_fused", ok=not problems, text=line, file=_name_file(file), details=details)
 

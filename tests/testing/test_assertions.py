@@ -201,6 +201,15 @@ def test_fused_norms_pass(decomposed: Path, program: Any) -> None:
     assert_norms_fused(program, kinds="LayerNorm", runtime="onnxruntime")
 
 
+def test_verdict_says_how_many_norms_it_looked_at(decomposed: Path, program: Any) -> None:
+    passed: list[Verdict] = []
+    with listening(passed.append):
+        assert_norms_fused(program, kinds="LayerNorm")
+        assert_norms_fused(decomposed, kinds=["BatchNorm", "GroupNorm"])
+    assert passed[0].text == "no LayerNorm can be fused or folded further; the file has 1"
+    assert passed[1].text == "the file has no BatchNorm or GroupNorm: either each is folded, or the model had none"
+
+
 def test_misspelled_kind_is_refused(decomposed: Path) -> None:
     with pytest.raises(InputError, match="unknown kind of norm 'Layernorm'; choose from BatchNorm, "):
         assert_norms_fused(decomposed, kinds="Layernorm")

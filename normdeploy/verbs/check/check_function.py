@@ -13,6 +13,7 @@ The result can be written as SARIF (``normdeploy.verbs.check.sarif``) or as JSON
                 file      path as given
                 error     reason why the file could not be checked, else ""
                 notes     notes on the file
+                norms     kind of norm -> number of norms in the file, with or without a problem
                 findings  one object for each problem:
                           rule, message
                           level        "error" if the problem fails the check, else "warning" or "note"
@@ -30,8 +31,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -79,12 +80,14 @@ class CheckedFile(ShortRepr):
     """Problems of one file.
 
     Attributes:
+        norms: kind of norm -> number of norms in the file, with or without a problem.
         error: reason why the file could not be checked; "" if it was checked.
     """
 
     file: str
     findings: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
+    norms: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
 
     def summarize(self) -> str:
@@ -193,14 +196,15 @@ def check(call: CheckCall) -> Check:
         f for s in cast("Sequence[PathLike]", call.sources) for f in find_onnx_files(os.fspath(s))
     ):
         try:
-            problems, notes = _problems_of_file(source, call, capability, others)
+            judged = _judge_file(source, call, capability, others)
         except ExtensionError:
             # The package is broken, not the file, so the error is not reported for the file.
             raise
         except NormdeployError as error:
             files.append(CheckedFile(source, error=str(error)))
             continue
-        files.append(CheckedFile(source, tuple(_grade_problems(source, problems, failing, left, rules)), tuple(notes)))
+        graded = tuple(_grade_problems(source, judged.findings, failing, left, rules))
+        files.append(replace(judged, findings=graded))
     return Check(tuple(files), failing, call.baseline is not None, rules, _describe_unchecked(call.runtime, failing))
 
 
@@ -240,9 +244,14 @@ def find_onnx_files(source: str) -> list[str]:
     return paths or [source]
 
 
-def _problems_of_file(
+def _judge_file(
     source: str, call: CheckCall, capability: float | None, others: Sequence[ThirdPartyRule] = ()
-) -> tuple[list[Problem], Sequence[str]]:
+) -> CheckedFile:
+    """Apply every rule to a file.
+
+    Returns:
+        the problems without their levels, the notes, and the number of norms.
+    """
     runtime = call.runtime
     fuse = call.fuse
     proto, weights, deployed = open_onnx_source(source, loading=call.load_keywords, progress=call.progress)
@@ -267,9 +276,9 @@ def _problems_of_file(
     problems += [problem for other in others for problem in other.find_problems(proto)]
     # The rules read the weights through references, so the weights must not be freed earlier.
     del weights
-    return [
-        replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems
-    ], summary.notes
+    found = (replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems)
+    norms = Counter(finding.kind for finding in summary.findings)
+    return CheckedFile(source, tuple(found), tuple(summary.notes), dict(norms))
 
 
 # ------------------------------------------------------------------ fingerprints and the baseline
