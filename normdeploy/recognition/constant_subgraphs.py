@@ -289,29 +289,37 @@ def byte_count(graph: Graph, t: gs.Tensor) -> int:
 # ------------------------------------------------------------------ norms
 
 
-def find_repeated_constants(graph: Graph) -> list[gs.Tensor]:
-    """Find Expands and Tiles of a learned constant along dynamic axes, if their result is the data of a norm.
+def find_sized_data(graph: Graph) -> list[gs.Tensor]:
+    """Find the data of norms that only constants and dynamic sizes determine.
+
+    Examples are a learned constant that is repeated for each row of the batch, the rows that a table has for start
+    tokens, and encoded positions. Scalars are not data: a norm may divide by a number that it computes from a size.
 
     Returns:
-        their output tensors.
+        the tensors in which the data begins.
     """
-    same: dict[int, gs.Tensor] = {}
-    for node in graph.nodes:
-        if (
-            not (is_norm_node(node) or _is_root(graph, node))
-            or not node.inputs
-            or not _has_open_size(graph, node.inputs[0])
-        ):
+    found: dict[int, gs.Tensor] = {}
+    for root in graph.nodes:
+        if not (is_norm_node(root) or _is_root(graph, root)) or not root.inputs:
             continue
-        nodes, reduced = _walk_above_root(graph, node)
-        for above in nodes if reduced or is_norm_node(node) else ():
-            if (
-                above.op in ("Expand", "Tile")
-                and graph.is_constant(above.inputs[0])
-                and (element_count(graph, above.inputs[0]) or 0) > 1
-            ):
-                same[id(above)] = above.outputs[0]
-    return list(same.values())
+        if not _has_open_size(graph, root.inputs[0]):
+            continue
+        nodes, reduced = _walk_above_root(graph, root)
+        if not reduced and not is_norm_node(root):
+            continue
+        found.update((id(t), t) for node in nodes for t in _list_beginning_data(graph, node))
+    return list(found.values())
+
+
+def _list_beginning_data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    """List the inputs of a node, or its output, in which data of an open size begins."""
+    ends = [t for t in value_inputs(node) if _has_open_size(graph, t) and not _is_above_root(graph, t)]
+    first = node.inputs[0]
+    repeats = node.op in ("Expand", "Tile") and graph.is_constant(first) and element_count(graph, first) != 1
+    converts = node.op in ("Cast", "CastLike") and not _is_floating(graph, first)
+    if repeats or converts:
+        ends.append(node.outputs[0])
+    return [t for t in ends if element_count(graph, t) != 1]
 
 
 def _has_open_size(graph: Graph, t: gs.Tensor) -> bool:
@@ -377,16 +385,17 @@ def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
             reduced = reduced or (_is_floating(graph, node.inputs[0]) and element_count(graph, node.inputs[0]) != 1)
         for t in value_inputs(node):
             above = graph.producer(t)
-            if (
-                above is not None
-                and id(above) not in seen
-                and above.op in POINTWISE | VIEWS | REDUCTIONS | {"Tile"}
-                and _is_floating(graph, t)
-            ):
+            if above is not None and id(above) not in seen and _is_above_root(graph, t):
                 seen.add(id(above))
                 nodes.append(above)
                 stack.append(above)
     return nodes, reduced
+
+
+def _is_above_root(graph: Graph, t: gs.Tensor) -> bool:
+    """Return True if the walk above a root passes the node that computes ``t``."""
+    node = graph.producer(t)
+    return node is not None and node.op in POINTWISE | VIEWS | REDUCTIONS | {"Tile"} and _is_floating(graph, t)
 
 
 def _feeds_weight(graph: Graph, root: gs.Node) -> bool:

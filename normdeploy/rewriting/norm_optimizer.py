@@ -33,7 +33,7 @@ from ..graphs.subgraphs import Subgraph, body_subgraphs
 from ..graphs.type_opsets import oldest_opset_for_types
 from ..option_values import FUSES, RUNTIMES, TENSORRT
 from ..recognition.closed_functions import find_closed_norms
-from ..recognition.constant_subgraphs import find_repeated_constants
+from ..recognition.constant_subgraphs import find_sized_data
 from ..recognition.other_norms import list_other_norms
 from ..storage.node_order import with_sorted_nodes
 from ..storage.onnx_domains import default_domain_opset
@@ -318,7 +318,7 @@ def _apply_transforms(
     """Apply every transform and cleanup of the tables to one graph, in order."""
     start = time.perf_counter()
     graph = ShapedGraph(proto, taken, wanted.weights)
-    graph.treat_as_data(find_repeated_constants(graph))
+    graph.treat_as_data(find_sized_data(graph))
     cleanups = [(cleanup.stage, cleanup.begin(graph)) for cleanup in transform_table.CLEANUPS]
     rewriter = Rewriter(graph, wanted)
     for transform in transform_table.select_transforms(proto, wanted):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -113,6 +115,43 @@ def test_a_norm_of_a_constant_repeated_along_an_open_batch_is_fused(by_hand: boo
     made = normdeploy.export(Learned(by_hand).eval(), (torch.randn(2, 5),), inputs=["z[batch,5]"], dims=["batch=1:2:8"])
     assert [f.status for f in made.summary.findings] == ["fused"]
     assert made.summary.findings[0].certificate
+
+
+class StartTokens(nn.Module):
+    """Decoder whose first tokens are always the same: its first norm reads rows of a table, one row for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.gain = nn.Embedding(7, 32), nn.Parameter(torch.rand(32) + 0.5)
+        self.offsets = torch.tensor([1, 4])
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        tokens = torch.full((z.shape[0], 2), 1, dtype=torch.int64) + self.offsets
+        x = self.table(tokens).sum(1)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.gain + z.sum(-1, keepdim=True)
+
+
+class EncodedPositions(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(z.shape[0]).float()[:, None] * torch.linspace(0.1, 1.0, 32)
+        x = torch.sin(places)
+        d = x - x.mean(-1, keepdim=True)
+        return d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-5) + z.sum(-1, keepdim=True)
+
+
+class CountedPositions(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        x = torch.arange(z.shape[0]).float()[:, None] * torch.linspace(-1.0, 1.0, 32)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) + z.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("net", [StartTokens(), EncodedPositions(), CountedPositions()], ids=lambda n: type(n).__name__)
+def test_a_norm_of_data_that_only_an_open_batch_determines_is_fused(net: nn.Module, tmp_path: Path) -> None:
+    example = (torch.randn(2, 5),)
+    path = tmp_path / "net.onnx"
+    made = normdeploy.export(net.eval(), example, output=path, inputs=["z[batch,5]"], dims=["batch=1:2:8"])
+    assert [f.status for f in made.summary.findings] == ["fused"]
+    assert normdeploy.verify(net, path, example)
 
 
 def test_a_product_of_weights_is_stored_where_it_is_smaller() -> None:
