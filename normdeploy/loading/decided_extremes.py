@@ -10,6 +10,9 @@ begin at 2, although the trace is used for the sizes 0 and 1 too.
 
 A quotient is treated alike. torch.chunk parts 2·n rows into 2 parts of (2·n + 1) // 2 rows, which is n. It counts the
 parts again, as (3·n − 1) // n. That is 2 for each n ≥ 1, because 2·n ≤ 3·n − 1 < 3·n.
+
+The arguments of an extreme may be one size in two forms: a convolution counts 1 + (n − 1) // 2 steps, and a pooling
+(n + 1) // 2. So whole multiples of the divisor are moved out of each quotient before the arguments are compared.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ def decide_extremes() -> Iterator[None]:
         for first, second in _iter_equal_dims(env, orig_expr):
             # torch then replaces the second symbol by the first one.
             evaluate(env, sympy.Eq(first, second))
-        return evaluate(env, _drop_decided_arguments(env, env.replace(orig_expr)), *args, **kwargs)
+        expression = env.replace(orig_expr)
+        if expression.has(Min, Max):
+            expression = _move_multiples_out(expression)
+        return evaluate(env, _drop_decided_arguments(env, expression), *args, **kwargs)
 
     ShapeEnv._evaluate_expr = evaluate_decided  # type: ignore[method-assign, assignment]
     try:
@@ -88,8 +94,7 @@ def _decide_quotient(env: ShapeEnv, dividend: sympy.Expr, divisor: sympy.Expr) -
     """Return the number or sum of sizes to which dividend // divisor is equal for all sizes, or the quotient itself."""
     quotient = FloorDiv(dividend, divisor)
     if divisor.is_Integer:
-        terms = sympy.expand(dividend).as_coefficients_dict()
-        candidate = sympy.Add(*(factor // divisor * term for term, factor in terms.items()))
+        candidate = _whole_multiples(dividend, divisor)
     else:
         candidate = quotient.xreplace(env.backed_var_to_val)
     if not candidate.is_Integer and candidate.has(FloorDiv):
@@ -100,6 +105,24 @@ def _decide_quotient(env: ShapeEnv, dividend: sympy.Expr, divisor: sympy.Expr) -
     if _bound(env, remainder, least).lower >= 0 and _bound(env, sympy.expand(divisor - remainder), least).lower > 0:
         return candidate
     return quotient
+
+
+def _move_multiples_out(expression: sympy.Basic) -> sympy.Basic:
+    """Write each quotient in ``expression`` in one form: (k·d + r) // d becomes k + r // d, for a number d."""
+    if not expression.has(FloorDiv):
+        return expression
+    arguments = [_move_multiples_out(argument) for argument in expression.args]
+    if type(expression) is not FloorDiv or not arguments[1].is_Integer:
+        return expression.func(*arguments)
+    dividend, divisor = arguments
+    multiples = _whole_multiples(dividend, divisor)
+    return multiples + FloorDiv(sympy.expand(dividend - multiples * divisor), divisor)
+
+
+def _whole_multiples(dividend: sympy.Expr, divisor: sympy.Integer) -> sympy.Expr:
+    """Divide the factor of each term by a number, and drop the remainders."""
+    terms = sympy.expand(dividend).as_coefficients_dict()
+    return sympy.Add(*(factor // divisor * term for term, factor in terms.items()))
 
 
 def _bound(env: ShapeEnv, expression: sympy.Expr, least: Mapping[sympy.Basic, int] | None = None) -> ValueRanges[Any]:

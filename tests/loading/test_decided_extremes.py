@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from normdeploy.errors import InputError
 from normdeploy.loading import from_module
+from normdeploy.loading.decided_extremes import decide_extremes
 
 
 class RepeatedHeads(nn.Module):
@@ -58,6 +61,26 @@ def test_a_minimum_that_is_decided_keeps_the_whole_range(net: nn.Module) -> None
     for length in (1, 2, 100):
         x = torch.randn(3, 2, length, 8, generator=torch.Generator().manual_seed(length))
         torch.testing.assert_close(model.program.module(check_guards=False)(x), net(x))
+
+
+@pytest.mark.parametrize(
+    ("extreme", "first", "second"),
+    [
+        # A convolution of three taps, and a pooling of two steps, both with stride 2
+        (torch.sym_min, lambda n: 1 + (n - 1) // 2, lambda n: (n + 1) // 2),
+        (torch.sym_max, lambda n: 1 + (n - 1) // 2, lambda n: (n + 1) // 2),
+        # The same after another convolution
+        (torch.sym_min, lambda n: 1 + ((n - 3) // 2 - 1) // 2, lambda n: ((n - 3) // 2 + 1) // 2),
+    ],
+)
+def test_an_extreme_of_one_size_in_two_forms_is_decided(
+    extreme: Callable[..., Any], first: Callable[[Any], Any], second: Callable[[Any], Any]
+) -> None:
+    assert all(first(n) == second(n) for n in range(-20, 20))
+    # torch refuses to guess a condition on a size that it does not know.
+    size = ShapeEnv().create_unbacked_symint()
+    with decide_extremes():
+        assert extreme(first(size), second(size)) == second(size)
 
 
 def test_a_minimum_that_depends_on_the_size_still_limits_it() -> None:
