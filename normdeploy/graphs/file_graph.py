@@ -17,6 +17,7 @@ from ..norms import third_party
 from ..norms.norm_op import NormOp
 from ..norms.norm_table import DEFAULT, DOMAIN, OURS, STANDARD
 from ..storage.onnx_domains import default_domain_opset
+from ..storage.weight_serialization import is_detached
 from .dims import Dims, Types, is_invented_name
 from .exact_constants import ExactConstants
 from .linked_graph import LinkedGraph
@@ -412,8 +413,13 @@ def stored_array(t: gs.Constant) -> np.ndarray:
     Large constants are read again each time, because graphsurgeon would keep a copy of every weight.
 
     Returns: an array of the file's dtype.
+
+    Raises:
+        UnsupportedOp: the elements were detached from the model (`storage.weight_serialization.detach_weights`).
     """
     values = t._values
+    if isinstance(values, gs.ir.tensor.LazyValues) and is_detached(values.tensor):
+        raise evaluator.UnsupportedOp(f"the elements of {t.name!r} are not in this copy of the model")
     if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE:
         return values.load()
     return t.values

@@ -40,8 +40,8 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
             continue
         operand = sizes.get(id(node.inputs[1]))
         data = symbolic_shape(graph, node.inputs[0])
-        if operand is None and graph.is_constant(node.inputs[1]):
-            operand = np.asarray(graph.value(node.inputs[1]))
+        if operand is None:
+            operand = graph.known_value(node.inputs[1])
         if data is None or operand is None or operand.ndim != 1:
             continue
         asked = [Size.from_int(n) for n in operand.tolist()]

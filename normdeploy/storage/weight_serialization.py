@@ -64,6 +64,11 @@ def detach_weights(
     return onnx.ModelProto(graph=graph, **_fields_except(proto, "graph")), large
 
 
+def is_detached(tensor: onnx.TensorProto) -> bool:
+    """Return True for an initializer whose elements `detach_weights` left out."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL and not tensor.external_data
+
+
 def share_large_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, shared_weights.Weights]:
     """Copy a model, with its large weights as shared arrays (`normdeploy.storage.shared_weights`).
 

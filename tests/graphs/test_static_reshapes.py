@@ -90,6 +90,23 @@ def test_what_computed_the_sizes_goes_away() -> None:
     assert sorted(n.op_type for n in cleaned.proto.graph.node) == ["Reshape", "Reshape", "Transpose"]
 
 
+@pytest.mark.parametrize(
+    "size",
+    [
+        "q = Mul(w, w) s = Shape(q)",
+        "q = Neg(w) p = Size(q) s = Reshape(p, rest)",
+        "q = Cast<to=7>(w) s = Slice(q, zero, one)",
+    ],
+)
+def test_a_size_from_a_large_weight_does_not_stop_the_cleanup(size: str) -> None:
+    """The cleanup works on a copy of the model without the elements of large weights."""
+    proto = net(f"{size} t = Identity(x) y = Reshape(t, s)", "float[512] x")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.full(512, 512.0, np.float32), "w"))
+    cleaned = simplify(proto, [{"x": np.arange(512, dtype=np.float32)}], resolves=True)
+    assert not cleaned.note
+    assert cleaned.ran
+
+
 def test_an_empty_batch_runs_as_before() -> None:
     """[n, 6·m] of no rows: [0, -1] would ask for a rest that nothing tells."""
     proto = net(f"{N} {M} p = Mul(m, six) k = Concat<axis=0>(n, p) y = Reshape(x, k)")
