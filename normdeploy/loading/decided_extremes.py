@@ -20,10 +20,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -50,11 +51,22 @@ def decide_extremes() -> Iterator[None]:
             expression = _move_multiples_out(expression)
         return evaluate(env, _drop_decided_arguments(env, expression), *args, **kwargs)
 
+    _hide_from_torch(evaluate_decided)
     ShapeEnv._evaluate_expr = evaluate_decided  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         ShapeEnv._evaluate_expr = evaluate  # type: ignore[method-assign]
+
+
+def _hide_from_torch(function: Callable[..., Any]) -> None:
+    """Let torch look past the frame of a function for the line of the model that needs a condition.
+
+    torch keeps an ``assert`` on values as a condition of the program, and recognizes it by the bytecode of that line.
+    """
+    files = getattr(symbolic_shapes, "uninteresting_files", None)
+    if files is not None:
+        files().add(function.__code__.co_filename)
 
 
 def _iter_equal_dims(env: ShapeEnv, expression: sympy.Basic) -> Iterator[tuple[sympy.Symbol, sympy.Symbol]]:

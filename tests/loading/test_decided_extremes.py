@@ -110,6 +110,31 @@ def test_two_traces_at_the_same_time_restore_torch() -> None:
     assert (ShapeEnv._evaluate_expr, ShapeEnv._log_guard) == before
 
 
+# pytest rewrites assertions in the files of tests, so the modules are made from text.
+ASSERTING = """
+class AssertedLengths(torch.nn.Module):
+    def forward(self, x, lengths):
+        assert lengths.max().item() <= x.shape[1]
+        return torch.where(torch.arange(x.shape[1]) < lengths[:, None], x, 0.0)
+
+
+class AssertedSigns(torch.nn.Module):
+    def forward(self, x, lengths):
+        assert (lengths >= 0).all()
+        return x * lengths[:, None]
+"""
+
+
+@pytest.mark.parametrize("name", ["AssertedLengths", "AssertedSigns"])
+def test_an_assertion_on_values_does_not_stop_the_trace(name: str) -> None:
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(ASSERTING, "asserting.py", "exec"), names)
+    net = names[name]().eval()
+    model = from_module(net, inputs=["x[batch,n]", "lengths:int64[batch]{0:2}"])
+    x, lengths = torch.randn(3, 5), torch.tensor([0, 2, 1])
+    torch.testing.assert_close(model.program.module(check_guards=False)(x, lengths), net(x, lengths))
+
+
 class TwoImages(nn.Module):
     """The images of a pair go through one encoder, and torch.chunk parts them again."""
 
