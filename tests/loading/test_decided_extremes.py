@@ -118,14 +118,14 @@ class AssertedLengths(torch.nn.Module):
         return torch.where(torch.arange(x.shape[1]) < lengths[:, None], x, 0.0)
 
 
-class AssertedSigns(torch.nn.Module):
+class AssertedSum(torch.nn.Module):
     def forward(self, x, lengths):
-        assert (lengths >= 0).all()
+        assert lengths.sum().item() >= 0
         return x * lengths[:, None]
 """
 
 
-@pytest.mark.parametrize("name", ["AssertedLengths", "AssertedSigns"])
+@pytest.mark.parametrize("name", ["AssertedLengths", "AssertedSum"])
 def test_an_assertion_on_values_does_not_stop_the_trace(name: str) -> None:
     names: dict[str, Any] = {"torch": torch}
     exec(compile(ASSERTING, "asserting.py", "exec"), names)
