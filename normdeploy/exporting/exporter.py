@@ -36,6 +36,7 @@ from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
 from .number_operands import promote_number_operands
 from .split_sequences import write_splits
+from .torchlib_registry import list_functions_unparsed
 from .translation_faults import require_translatable
 
 __all__ = [
@@ -120,6 +121,7 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
             promote_number_operands(model.program),
+            list_functions_unparsed(),
         ):
             # Gradients are off: with gradients, torch 2.13 writes views into attentions such as those of T5, and can't
             # decompose these views.
