@@ -24,6 +24,7 @@ import torch
 from ..errors import ExportError, InputError
 from ..graphs.proto_queries import module_from_scope
 from ..graphs.type_opsets import raise_opset_for_types
+from ..loading.dynamic_squeezes import dynamic_axes_kept
 from ..loading.torch_state import PROCESS_STATE, silence_logger
 from ..model import LoadedModel
 from ..option_values import TORCH_OPSETS
@@ -121,6 +122,7 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
             promote_number_operands(model.program),
+            dynamic_axes_kept(model.program),
             list_functions_unparsed(),
         ):
             # Gradients are off: with gradients, torch 2.13 writes views into attentions such as those of T5, and can't
