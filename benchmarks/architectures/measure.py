@@ -6,9 +6,10 @@ one process, one after the other, so that other jobs on the machine affect both.
 another model with each exporter, so that imports and caches do not count.
 
 If the ratio is not between ``LOW`` and ``AGAIN``, both run again, ours first, up to ``PAIRS`` times in total. Automatic
-rows run again only above ``AGAIN_AUTOMATIC``. The smallest times are compared. There are two reasons for repetitions. The first run of the plain exporter includes the
-loading of everything in torch that only this model needs. And with other jobs on the machine, the times of two runs may
-differ by half. Times are processor times including child processes, because wall times depend on the other jobs.
+rows run again only above ``AGAIN_AUTOMATIC``. The smallest times are compared. There are two reasons for repetitions.
+The first run of the plain exporter includes the loading of everything in torch that only this model needs. And with
+other jobs on the machine, the times of two runs may differ by half. Times are processor times including child
+processes, because wall times depend on the other jobs.
 
 *Cause of failures.* If ``verify`` fails, the plain file is verified by the same rule. If the plain file fails too,
 normdeploy did not cause the failure.

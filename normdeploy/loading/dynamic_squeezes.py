@@ -1,12 +1,12 @@
 """Write a squeeze of a dynamic dim as torch.export traced it.
 
 `x.squeeze(0)` removes axis 0 if its size is 1 at run time. torch.export assumes that a dynamic dim has at least 2
-elements, so the traced result keeps the axis. But the operator stays in the program: PyTorch removes the axis at size 1,
-while ONNX's Squeeze removes it at every size and fails above 1. Without the dynamic axes, the program and the file
+elements, so the traced result keeps the axis. But the operator stays in the program: PyTorch removes the axis at size
+1, while ONNX's Squeeze removes it at every size and fails above 1. Without the dynamic axes, the program and the file
 compute the traced branch at every size. `differing_sizes` then finds that the module takes another branch at size 1.
 
-`x.squeeze()` without axes is a squeeze of all axes. ONNX's Squeeze without axes does the same at run time, so it is left
-alone if only pointwise operators follow: they give the same values at each rank.
+`x.squeeze()` without axes is a squeeze of all axes. ONNX's Squeeze without axes does the same at run time, so it is
+left alone if only pointwise operators follow: they give the same values at each rank.
 """
 
 from __future__ import annotations

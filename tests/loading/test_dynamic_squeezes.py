@@ -1,4 +1,4 @@
-"""A squeeze of a dynamic dim is written as it was traced: the file keeps the axis, and size 1 is left out or refused."""
+"""A squeeze of a dynamic dim keeps the axis, as it was traced, and size 1 is left out or refused."""
 
 from __future__ import annotations
 
