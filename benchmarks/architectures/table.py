@@ -31,7 +31,8 @@ recognition, and how many of them no finding explains. Seconds: processor time; 
 `benchmarks/architectures/measure.py`. Written by `python -m benchmarks.architectures`.
 
 Automatic rows are shrunk and given inputs by rules (`benchmarks/architectures/shrinking.py`). They have one export by
-each exporter and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
+each exporter (two if the ratio is above 1.3)
+and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
 refuse the dynamic dims, the row is measured with fixed sizes.
 
 Each row keeps the result of the version that measured it. The hand-made rows are of 2026-11-23, except for those that

@@ -24,6 +24,7 @@ import torch
 from ..errors import ExportError, InputError
 from ..graphs.proto_queries import module_from_scope
 from ..graphs.type_opsets import raise_opset_for_types
+from ..loading.dynamic_squeezes import dynamic_axes_kept
 from ..loading.torch_state import PROCESS_STATE, silence_logger
 from ..model import LoadedModel
 from ..option_values import TORCH_OPSETS
@@ -36,6 +37,7 @@ from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
 from .number_operands import promote_number_operands
 from .split_sequences import write_splits
+from .torchlib_registry import list_functions_unparsed
 from .translation_faults import require_translatable
 
 __all__ = [
@@ -120,6 +122,8 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
             promote_number_operands(model.program),
+            dynamic_axes_kept(model.program),
+            list_functions_unparsed(),
         ):
             # Gradients are off: with gradients, torch 2.13 writes views into attentions such as those of T5, and can't
             # decompose these views.

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from ..errors import InputError
 from ..model import Dim
+from .dynamic_squeezes import describe_squeezes
 from .input_request import InputRequest
 from .program_file import find_live_guards
 from .trace_comparison import TraceComparison
@@ -48,7 +49,8 @@ def exclude_differing_sizes(comparison: TraceComparison, wishes: InputRequest) -
         if not _differs(comparison, ordinary | special, ordinary):
             continue
         alone = [name for name, size in special.items() if _differs(comparison, ordinary | {name: size}, ordinary)]
-        return _start_higher(alone or [*special], special, dims, wishes)
+        lines = describe_squeezes(comparison.model.program)
+        return _start_higher(alone or [*special], special, dims, wishes, lines)
     return wishes
 
 
@@ -89,12 +91,13 @@ def _differs(comparison: TraceComparison, sizes: Mapping[str, int], ordinary: Ma
 
 
 def _start_higher(
-    names: list[str], special: Mapping[str, int], dims: Mapping[str, Dim], wishes: InputRequest
+    names: list[str], special: Mapping[str, int], dims: Mapping[str, Dim], wishes: InputRequest, lines: str
 ) -> InputRequest:
     """Let dims begin at the smallest size for which the trace was made.
 
     Args:
         special: sizes at which the module differs from its trace.
+        lines: lines of the code that squeeze a dynamic dim, for the message.
     """
     begun: dict[str, Dim] = {}
     notes = []
@@ -102,7 +105,7 @@ def _start_higher(
         dim = dims[name]
         first = _ordinary_size(dim)
         begun[name] = Dim(name, first, max(dim.opt, first), max(dim.max, first), step=dim.step)
-        branch = f"at {name}={special[name]}, the model's code takes another branch than at {name}={first}"
+        branch = f"at {name}={special[name]}, the model's code takes another branch than at {name}={first}{lines}"
         # The dims of an example's dynamic_shapes are not in the request.
         if name in wishes.demanded or name not in wishes.dims or _is_special(dim.max, dim):
             raise InputError(

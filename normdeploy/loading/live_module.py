@@ -31,6 +31,7 @@ from .dim_constraints import (
     raise_above_excluded,
     root_dim_name,
 )
+from .dynamic_squeezes import keep_dynamic_axes
 from .eager_failures import describe_failure
 from .example_call import (
     ExampleCall,
@@ -275,6 +276,7 @@ def _trace_model(
         notes = (*notes, note_constants(constants))
     program = traced.program
     require_tensor_outputs(program)
+    keep_dynamic_axes(program)
     return LoadedModel(
         program=program,
         inputs=traced.inputs,

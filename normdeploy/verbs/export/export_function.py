@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from ..arguments.argument_validation import Example
     from ..arguments.model_source import Source
 
-# Minimum bytes of weights (64 MiB) for which the garbage collector is run to free the model. A run takes up to 0.5 s,
-# which is a tenth of the export of a small model.
+# Minimum bytes of weights (64 MiB) for which a model from a file is freed early. To free it, the garbage collector must
+# run, which takes up to 0.5 s.
 _HEAVY = 2**26
 # Default opset: the first one with a usable GroupNormalization. From opset 23 on, the exporter writes Attention nodes,
 # which TensorRT can't build.
@@ -162,6 +162,7 @@ class ExportConversion(Conversion):
 
     Attributes:
         model: the loaded model. `release_model` sets it to None again.
+        kept: the loaded model until the comparison with PyTorch, if it takes little memory.
         expected: PyTorch's outputs at two small sizes.
         of_loading: notes from loading the model.
         draws: names of the random ops of the model.
@@ -170,6 +171,7 @@ class ExportConversion(Conversion):
 
     options: ExportCall
     model: LoadedModel | None = None
+    kept: LoadedModel | None = None
     signature: ModelSignature = field(init=False)
     expected: export_check.ExpectedOutputs = field(init=False)
     simplified: simplification.SimplifiedModel = field(init=False)
@@ -222,13 +224,7 @@ def require_loadable_opset(export: ExportConversion) -> None:
 
 def load_model(export: ExportConversion) -> None:
     """Load and trace the model."""
-    call = export.options
-    model = call.load_source()
-    export.model = replace(
-        model,
-        inputs=rename_inputs(model.inputs, call.input_names),
-        outputs=rename_outputs(model.outputs, call.output_names),
-    )
+    export.model = _load_renamed(export.options)
 
 
 def trace_model(export: ExportConversion) -> None:
@@ -257,17 +253,20 @@ def run_reference(export: ExportConversion) -> None:
 
 
 def release_model(export: ExportConversion) -> None:
-    """Read the notes and random ops of the model, and free its memory."""
+    """Read the notes and random ops of the model. Free its memory, unless it takes little."""
     model = export.model
     assert model is not None
+    is_heavy = rewrite_rollback.total_weight_bytes(export.proto) >= _HEAVY
+    # The caller of `export` holds the parameters of a live module or program anyway.
+    is_from_file = isinstance(export.options.source, str | os.PathLike)
+    if not (is_heavy and is_from_file):
+        export.kept = model
     export.draws = random_ops_of_program(model.program)
     export.of_loading = [*model.notes, *buffer_write_notes(model.written), *input_write_notes(model.program)]
     export.model = None
     # torch's graphs contain reference cycles, so only the garbage collector frees them.
     del model
-    if rewrite_rollback.total_weight_bytes(export.proto) >= _HEAVY and isinstance(
-        export.options.source, str | os.PathLike
-    ):
+    if is_heavy and is_from_file:
         gc.collect()
 
 
@@ -299,7 +298,11 @@ def compare_with_reference(export: ExportConversion) -> None:
         ExportError: an output differs by more than rounding.
     """
     call = export.options
-    export.notes += export_check.require_expected_outputs(export.expected, export.proto, call.load_source, call.runtime)
+    kept = export.kept
+    export.kept = None
+    export.notes += export_check.require_expected_outputs(
+        export.expected, export.proto, lambda: kept or _load_renamed(call), call.runtime
+    )
 
 
 def raise_opset(export: ExportConversion) -> None:
@@ -381,6 +384,16 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(sign_file),
     ConversionStage(note_the_rest),
 )
+
+
+def _load_renamed(call: ExportCall) -> LoadedModel:
+    """Load the model, and give its inputs and outputs the user's names."""
+    model = call.load_source()
+    return replace(
+        model,
+        inputs=rename_inputs(model.inputs, call.input_names),
+        outputs=rename_outputs(model.outputs, call.output_names),
+    )
 
 
 def _simplify_model(

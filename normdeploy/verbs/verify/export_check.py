@@ -109,7 +109,7 @@ def require_expected_outputs(
     Args:
         wanted: result of `run_expected`.
         proto: the file.
-        reload: loads the model again, to draw roundings if an output differs.
+        reload: returns the model, to draw roundings if an output differs. It may load the model again.
         runtime: target of the file. A loss of digits in onnxruntime's kernels is not an error of a TensorRT file.
 
     Returns:
