@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-BY_HAND = ("mean", "centered", "squared", "variance", "root", "scaled", "normed", "shifted")
+BY_HAND = ("mean", "centered", "squared", "variance", "shifted", "root", "divided", "scaled", "out")
 UNIT = "\x1f"
 
 
@@ -20,20 +20,19 @@ def write_model(path: Path) -> Path:
     """A LayerNorm by hand, a linear layer and a LayerNormalization: x (8, 16) to y (8, 4)."""
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>
-        net (float[8, 16] x) => (float[8, 4] y)
-        <int64[1] last = {-1}, float eps = {0.00001}, float[16] gamma, float[16] beta, float[16, 4] weight, float[4] bias, float[4] gamma2, float[4] beta2> {
+        net (float[8, 16] x) => (float[8, 4] y) <int64[1] last = {-1}, float eps = {0.00001}> {
             mean_y = ReduceMean(x, last)
             centered_y = Sub(x, mean_y)
             squared_y = Mul(centered_y, centered_y)
             variance_y = ReduceMean(squared_y, last)
             shifted_y = Add(variance_y, eps)
             root_y = Sqrt(shifted_y)
-            normed_y = Div(centered_y, root_y)
-            scaled_y = Mul(normed_y, gamma)
+            divided_y = Div(centered_y, root_y)
+            scaled_y = Mul(divided_y, gamma)
             out_y = Add(scaled_y, beta)
             linear_y = Gemm(out_y, weight, bias)
             y = LayerNormalization<axis = -1>(linear_y, gamma2, beta2)
-        }""".replace(", float[16] gamma, float[16] beta, float[16, 4] weight, float[4] bias, float[4] gamma2, float[4] beta2", ""))
+        }""")
     draw = np.random.default_rng(0)
     for name, shape in (("gamma", 16), ("beta", 16), ("weight", (16, 4)), ("bias", 4), ("gamma2", 4), ("beta2", 4)):
         value = draw.standard_normal(shape).astype(np.float32)
@@ -67,9 +66,7 @@ def compiled_layers() -> list[dict[str, Any]]:
             "kgen",
             [tensor("x"), tensor("__mye1_dconst")],
             [tensor("__myln_k_arg__bb1_2")],
-            Metadata=metadata(
-                "mean", "centered", "squared", "variance", "shifted", "root", "normed", "scaled", "out"
-            ),
+            Metadata=metadata(*BY_HAND),
         ),
         layer(
             "__myl_FcAdd_myl0_1", "fusion", [tensor("__myln_k_arg__bb1_2")], [tensor("linear")], Metadata=metadata("linear")

@@ -14,7 +14,7 @@ from ..types import PathLike
 # Largest accepted file in bytes. The layers of a model with 10,000 nodes take about 20 MB.
 LARGEST = 256 << 20
 
-EXPORT_LAYERS = "trtexec --loadEngine=ENGINE --profilingVerbosity=detailed --exportLayerInfo=FILE"
+EXPORT_LAYERS = "trtexec --loadEngine=ENGINE --exportLayerInfo=FILE"
 EXPORT_TIMES = "trtexec --loadEngine=ENGINE --exportProfile=FILE"
 
 

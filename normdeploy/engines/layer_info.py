@@ -36,6 +36,10 @@ from .engine_json import EXPORT_LAYERS, describe_document, is_layer_info, is_pro
 from .layer_kinds import LayerKind, classify_layer, names_in_layer_name, split_profile
 
 _NODE = "[ONNX Layer: "
+_SEPARATORS = re.compile("[\x1e\x1f]")
+_TRAILING = "+,; \n"
+# What the parser writes in place of the middle of long metadata
+_CUT = " ... "
 # Words for types in the inspector's texts, in capital letters -> dtype
 _DTYPES = {
     "FP64": "float64",
@@ -226,17 +230,18 @@ def parse_metadata(text: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     nodes: dict[str, None] = {}
     callers: dict[str, None] = {}
     whole = True
-    for piece in text.split(_NODE)[1:]:
-        entry = piece.rstrip("\x1e\x1f+,; \n")
-        if not entry.endswith("]"):
-            whole = False
-            continue
-        name, *properties = entry[:-1].split(" | ")
-        nodes[name] = None
-        for each in properties:
-            caller, parenthesis, _ = each.rpartition(" (")
-            if parenthesis:
-                callers[caller] = None
+    for part in _SEPARATORS.split(text):
+        start, *pieces = part.split(_NODE)
+        entries = [piece.rstrip(_TRAILING) for piece in pieces]
+        kept = [entry[:-1] for entry in entries if entry.endswith("]") and _CUT not in entry]
+        whole = whole and len(kept) == len(entries) and _CUT not in start
+        for entry in kept:
+            name, *properties = entry.split(" | ")
+            nodes[name] = None
+            for each in properties:
+                caller, parenthesis, _ = each.rpartition(" (")
+                if parenthesis:
+                    callers[caller] = None
     return tuple(nodes), tuple(callers), whole
 
 

@@ -34,8 +34,9 @@ def inspect_engine(call: InspectEngineCall) -> EngineReport:
     inspector wrote.
 
     Args:
-        layer_info: layers of the engine, from ``trtexec --profilingVerbosity=detailed --exportLayerInfo=FILE`` or from
-            ``EngineInspector.get_engine_information``.
+        layer_info: layers of the engine, from ``trtexec --exportLayerInfo=FILE`` or from
+            ``EngineInspector.get_engine_information``. The engine must be built with detailed verbosity: ``build`` does
+            so, and trtexec with ``--profilingVerbosity=detailed``.
         other: layers of a second engine to compare with.
         onnx_files: the ONNX file that the engine was built from; two files for two engines that were built from
             different files. Without it, norms are guessed from the names of nodes and kernels.
@@ -139,8 +140,8 @@ def _describe_limits(shown: str, info: LayerInfo, selected: int) -> list[str]:
     notes: list[str] = []
     if not info.detailed:
         notes.append(
-            f"{shown} has only the names of layers, without kinds, types and most names of ONNX nodes: build the"
-            f" engine with --profilingVerbosity=detailed, then `{EXPORT_LAYERS}`"
+            f"{shown} has only the names of layers, without types and most names of ONNX nodes: build the engine with"
+            f" trtexec --profilingVerbosity=detailed or with normdeploy build, then run `{EXPORT_LAYERS}`"
         )
     if info.cut:
         notes.append(

@@ -52,7 +52,7 @@ def make_node_data(build: EngineBuild, outputs: Mapping[str, tuple[str, ...]]) -
         "name": "ms of the TensorRT layer",
         "results": {_key_of(name, outputs): {"value": ms} for name, ms in times.items()},
         "gradient": list(_GRADIENT),
-        "hideAggregatedStats": ["sum", "avg"],
+        "hideAggregatedStats": ["sum"],
     }
 
 
