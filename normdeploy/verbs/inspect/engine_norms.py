@@ -111,6 +111,8 @@ class NormPlacer:
         self._ops = ops
         self._total_ms = total_ms
         self._by_node: defaultdict[str, list[int]] = defaultdict(list)
+        # `optimize`, `export` and `build` name a new node by its output and its op: "y_LayerNormalization".
+        self._by_prefix: defaultdict[str, list[int]] = defaultdict(list)
         self._readers: defaultdict[str, list[int]] = defaultdict(list)
         self._writers: defaultdict[str, list[int]] = defaultdict(list)
         self._reformat_targets: defaultdict[str, list[int]] = defaultdict(list)
@@ -118,6 +120,7 @@ class NormPlacer:
             if layer.kind not in _NOT_NORMS:
                 for name in dict.fromkeys((*layer.nodes, *layer.callers)):
                     self._by_node[name].append(index)
+                    self._by_prefix[name.rpartition("_")[0]].append(index)
             for tensor in layer.inputs:
                 self._readers[tensor.name].append(index)
             for tensor in layer.outputs:
@@ -142,8 +145,19 @@ class NormPlacer:
         )
 
     def _layers_of(self, norm: NormNodes) -> tuple[int, ...]:
-        indices = {index for name in norm.nodes for index in self._by_node.get(name, ())}
-        return tuple(sorted(indices | norm.layers))
+        """Return the indices of a norm's layers.
+
+        The engine may be built from a file in which the norm has other nodes, so the nodes may have other names. If no
+        layer has a name of the norm's nodes, new names that contain the norm's result count, and then the tensors that
+        layers write.
+        """
+        own = {index for name in norm.nodes for index in self._by_node.get(name, ())} | norm.layers
+        if not own:
+            own = set(self._by_prefix.get(norm.tensor, ()) if norm.tensor else ())
+        if not own:
+            written = (index for output in norm.outputs for index in self._writers.get(output, ()))
+            own = {index for index in written if self._layers[index].kind not in _NOT_NORMS}
+        return tuple(sorted(own))
 
     def _norms_beside(
         self,

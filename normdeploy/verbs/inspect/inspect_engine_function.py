@@ -189,4 +189,7 @@ def _describe_absent(shown: str, onnx: str, norms: Sequence[EngineNorm]) -> list
             f"no norm of {onnx} is in a layer of {shown}: the engine may be built from another file, or its layers do"
             " not name their ONNX nodes (TensorRT before 8.6, or no detailed verbosity)"
         ]
-    return [f"{len(absent)} norms are in no layer: TensorRT folded them into constants, or the layer names other nodes"]
+    return [
+        f"{len(absent)} of {len(norms)} norms are in no layer: TensorRT folded them into constants or neighbors, or the"
+        " layers do not name their nodes"
+    ]

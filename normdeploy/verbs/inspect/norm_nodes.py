@@ -42,6 +42,7 @@ class NormNodes:
         module: qualified module path, or the part of the names that all nodes share; "" if unknown.
         tensor: the norm's result in the ONNX file; "" without a file.
         nodes: names of the nodes, as TensorRT's parser gives them.
+        outputs: tensors that the nodes write.
         layers: indices of layers that belong to the norm although no name of a node says so.
     """
 
@@ -49,6 +50,7 @@ class NormNodes:
     module: str
     tensor: str
     nodes: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
     layers: frozenset[int] = frozenset()
 
 
@@ -116,6 +118,7 @@ def _nodes_of_finding(
         module=finding.module,
         tensor=finding.tensor,
         nodes=tuple(name for name in names if named[name].op_type not in _NO_LAYER),
+        outputs=tuple(dict.fromkeys((*outputs, finding.tensor))),
     )
 
 
