@@ -69,9 +69,19 @@ def compiled_layers() -> list[dict[str, Any]]:
             Metadata=metadata(*BY_HAND),
         ),
         layer(
-            "__myl_FcAdd_myl0_1", "fusion", [tensor("__myln_k_arg__bb1_2")], [tensor("linear")], Metadata=metadata("linear")
+            "__myl_FcAdd_myl0_1",
+            "fusion",
+            [tensor("__myln_k_arg__bb1_2")],
+            [tensor("linear")],
+            Metadata=metadata("linear"),
         ),
-        layer("__myl_MeanSubMulMeanAddSqrtDivMulAdd_myl0_2", "kgen", [tensor("linear")], [tensor("y")], Metadata=metadata("ln")),
+        layer(
+            "__myl_MeanSubMulMeanAddSqrtDivMulAdd_myl0_2",
+            "kgen",
+            [tensor("linear")],
+            [tensor("y")],
+            Metadata=metadata("ln"),
+        ),
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -88,13 +89,13 @@ def _refuse_options(accepted: str, group: Any) -> None:
 
 def _name_files(source: Path, other: Path | None, engine: InspectEngineOptions) -> dict[str, str]:
     """List the files that are read, by role."""
-    groups = {
-        "source": [source] if other is None else [source, other],
-        "onnx": list(engine.onnx_files or ()),  # type: ignore[arg-type]
-        "profile": list(engine.profile_json or ()),  # type: ignore[arg-type]
-    }
+    groups: tuple[tuple[str, Sequence[Path]], ...] = (
+        ("source", [source] if other is None else [source, other]),
+        ("onnx", cast("Sequence[Path]", engine.onnx_files)),
+        ("profile", cast("Sequence[Path]", engine.profile_json)),
+    )
     return {
         role if index == 0 else f"{role} {index + 1}": str(path)
-        for role, paths in groups.items()
+        for role, paths in groups
         for index, path in enumerate(paths)
     }

@@ -14,9 +14,9 @@ With ``--profilingVerbosity=detailed``, a layer is an object. Otherwise a layer 
     Inputs, Outputs   tensors: Name, Dimensions, "Format/Datatype" (to TensorRT 10) or "Format" and "Datatype" (11)
     Metadata          names of the ONNX nodes that the layer computes (from TensorRT 8.6)
 
-The ONNX parser writes the metadata as ``[ONNX Layer: NAME | CALL (FUNCTION)]``, with a call for each function around the
-node. A node without a name is called "node_of_" and the name of its first output. Metadata of fused nodes are joined by
-the characters 1E or 1F. The parser cuts the middle of long metadata, which then contain " ... ".
+The ONNX parser writes the metadata as ``[ONNX Layer: NAME | CALL (FUNCTION)]``, with a call for each function around
+the node. A node without a name is called "node_of_" and the name of its first output. Metadata of fused nodes are
+joined by the characters 1E or 1F. The parser cuts the middle of long metadata, which then contain " ... ".
 
 Sources: NVIDIA's pages "Engine Inspector" and "Migrating IEngineInspector Usage from TensorRT 10.x to 11.x", and the
 ONNX parser's ``processMetadata`` in onnx-tensorrt.
@@ -190,9 +190,7 @@ def _io_tensors(document: Mapping[str, Any]) -> frozenset[str]:
 
 def _named_layer(text: str) -> EngineLayer:
     name, profile = split_profile(text)
-    return EngineLayer(
-        name=name, kind=classify_layer("", name), nodes=names_in_layer_name(name), profile=profile
-    )
+    return EngineLayer(name=name, kind=classify_layer("", name), nodes=names_in_layer_name(name), profile=profile)
 
 
 def _parse_layer(raw: Mapping[str, Any]) -> tuple[EngineLayer, bool]:

@@ -110,9 +110,7 @@ def names_in_layer_name(name: str) -> tuple[str, ...]:
     if name.startswith(FOREIGN_PREFIX):
         first, _, last = name.removeprefix(FOREIGN_PREFIX).removesuffix("]}").partition("...")
         return tuple(filter(None, (first, last)))
-    pieces = (
-        piece.strip() for joined in name.replace("PWN(", "").split(" + ") for piece in joined.split(", ")
-    )
+    pieces = (piece.strip() for joined in name.replace("PWN(", "").split(" + ") for piece in joined.split(", "))
     names = (_MYELIN_SUFFIX.sub("", _drop_unmatched(piece)) for piece in pieces)
     return tuple(filter(None, names))
 

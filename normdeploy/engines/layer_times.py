@@ -1,6 +1,7 @@
 """Read the mean times of an engine's layers from the JSON that trtexec writes with ``--exportProfile=FILE``.
 
-    [{"count": 2094}, {"name": "conv1 + relu1", "timeMs": 47.8, "averageMs": 0.0228, "medianMs": 0.0225, "percentage": 1.6}, ...]
+    [{"count": 2094},
+     {"name": "conv1 + relu1", "timeMs": 47.8, "averageMs": 0.0228, "medianMs": 0.0225, "percentage": 1.6}, ...]
 
 ``averageMs`` is the mean time of the layer in one run. Constants have no record. The names are those of
 ``--exportLayerInfo``.
@@ -88,8 +89,8 @@ def _mean_ms(record: Mapping[str, Any], runs: int | None, shown: str) -> float:
     # A bool is an int in Python, but no time.
     if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms < 1e12:
         raise InputError(
-            f"{shown!r}: the time of layer {record['name'][:200]!r} is {str(ms)[:40]!r}, not a number of milliseconds; write the file "
-            f"with `{EXPORT_TIMES}`"
+            f"{shown!r}: the time of layer {record['name'][:200]!r} is {str(ms)[:40]!r}, not a number of milliseconds;"
+            f" write the file with `{EXPORT_TIMES}`"
         )
     return ms / count
 

@@ -31,7 +31,11 @@ def plot_engine_share(builds: Sequence[Mapping[str, Any]]) -> Plot | None:
             total, norms, reformats = (parse_number(build[key] or 0) for key in ("total_ms", "norm_ms", "reformat_ms"))
             others = max(0.0, total - norms - reformats)
             start = 0.0
-            for label, ms, color in (("norms", norms, FIRST), ("reformats", reformats, SECOND), ("others", others, RULE)):
+            for label, ms, color in (
+                ("norms", norms, FIRST),
+                ("reformats", reformats, SECOND),
+                ("others", others, RULE),
+            ):
                 axes.barh(-row, ms, 0.4, left=start, color=color, linewidth=0, label=label if row == 0 else None)
                 start += ms
             title = f"{_shorten(build['path'])}: norms {norms:.3g} of {total:.3g} ms ({100 * norms / total:.1f} %)"

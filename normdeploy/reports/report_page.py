@@ -35,7 +35,18 @@ _ENTRIES = 12
 _LEFT = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
 # Keys of ``environment`` that describe the machine; all other keys have versions.
 _MACHINE = ("cpu", "system", "driver")
-_OPTIONAL = ("bisection", "command", "engine", "engine_layers", "notes", "parity", "precision", "quantization", "race", "seconds")
+_OPTIONAL = (
+    "bisection",
+    "command",
+    "engine",
+    "engine_layers",
+    "notes",
+    "parity",
+    "precision",
+    "quantization",
+    "race",
+    "seconds",
+)
 _SUBJECT = ("source", "model", "onnx", "output")
 
 
@@ -178,7 +189,9 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.plot_op_counts(ops["before"], ops["after"])))
     builds = (report.get("engine_layers") or {}).get("builds") or ()
-    drawn += [("engine_layers", plot(builds)) for plot in (engine_plots.plot_engine_share, engine_plots.plot_norm_times)]
+    drawn += [
+        ("engine_layers", plot(builds)) for plot in (engine_plots.plot_engine_share, engine_plots.plot_norm_times)
+    ]
     layers = (report.get("quantization") or {}).get("layers") or ()
     drawn += [
         ("quantization", plot(layers))

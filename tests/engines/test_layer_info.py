@@ -64,9 +64,7 @@ def test_layers_of_tensorrt_10_and_11_are_read_alike(tmp_path: Path) -> None:
         ("", (), (), True),
     ],
 )
-def test_metadata_names_the_nodes(
-    text: str, nodes: tuple[str, ...], callers: tuple[str, ...], whole: bool
-) -> None:
+def test_metadata_names_the_nodes(text: str, nodes: tuple[str, ...], callers: tuple[str, ...], whole: bool) -> None:
     assert parse_metadata(text) == (nodes, callers, whole)
 
 
@@ -76,7 +74,10 @@ def test_metadata_names_the_nodes(
         ("Row major linear FP16 format", ("float16", "Row major linear")),
         ("Row major linear FP32", ("float32", "Row major linear")),
         ("Channel major FP16 format where channel % 8 == 0", ("float16", "Channel major where channel % 8 == 0")),
-        ("Thirty-two wide channel vectorized row major Int8 format.", ("int8", "Thirty-two wide channel vectorized row major")),
+        (
+            "Thirty-two wide channel vectorized row major Int8 format.",
+            ("int8", "Thirty-two wide channel vectorized row major"),
+        ),
         ("Row major linear BFloat16 format", ("bfloat16", "Row major linear")),
         ("Half", ("float16", "")),
         ("Half(64,1:8,...)", ("float16", "")),

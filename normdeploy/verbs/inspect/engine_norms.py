@@ -195,9 +195,7 @@ class NormPlacer:
             reformat_ms=sum_times([self._layers[index] for index in reformats]),
         )
 
-    def _fused_ops(
-        self, norm: NormNodes, own: Sequence[EngineLayer], others: Iterable[NormNodes]
-    ) -> tuple[str, ...]:
+    def _fused_ops(self, norm: NormNodes, own: Sequence[EngineLayer], others: Iterable[NormNodes]) -> tuple[str, ...]:
         """List the ops that the norm's layers compute in addition to norms; names of nodes if the ops are unknown."""
         norms = {*norm.nodes, *(name for other in others for name in other.nodes)}
         foreign = dict.fromkeys(name for layer in own for name in layer.nodes if name not in norms)

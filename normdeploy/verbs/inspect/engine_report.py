@@ -51,7 +51,7 @@ class NormChange:
         kind: LayerNorm, RMSNorm, ...; "" if unknown.
         first: index of the norm in the first build; None if the norm is only in the second one.
         second: index of the norm in the second build; None if the norm is only in the first one.
-        changed: what changed: "form", "fused with", "types", "time", "reformats" or "only in one"; empty if nothing did.
+        changed: the facts that changed: "form", "fused with", "types", "reformats", "time" or "only in one".
         factor: time in the second build divided by the time in the first one; None if a time is unknown or 0.
     """
 

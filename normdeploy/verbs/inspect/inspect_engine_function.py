@@ -12,7 +12,7 @@ from ...engines.layer_info import EngineLayer, LayerInfo, read_layer_info, selec
 from ...engines.layer_times import LayerTimes, apply_times, choose_profile, read_layer_times
 from ...errors import InputError
 from ...storage.file_replacement import write_bytes
-from ...types import PathLike, Progress
+from ...types import PathLike
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import as_sequence
 from .engine_comparison import compare_builds
@@ -85,9 +85,7 @@ def _as_files(value: PathLike | Sequence[PathLike]) -> list[str]:
     return [os.fspath(each) for each in as_sequence(value)]
 
 
-def _check_counts(
-    engines: int, profiles: Sequence[str], onnx_files: Sequence[str], node_data: PathLike | None
-) -> None:
+def _check_counts(engines: int, profiles: Sequence[str], onnx_files: Sequence[str], node_data: PathLike | None) -> None:
     """Check that the number of files fits the number of engines.
 
     Raises:

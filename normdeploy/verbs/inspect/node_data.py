@@ -6,8 +6,8 @@ Node data of one graph are a JSON object:
     gradient             colors of the smallest (stop 0) and of the largest number (stop 1)
     hideAggregatedStats  statistics that the viewer does not show for groups of nodes
 
-Source: ``GraphNodeData`` in the package's ``node_data_builder.py``. The viewer's ONNX adapter uses the name of a node as
-its id.
+Source: ``GraphNodeData`` in the package's ``node_data_builder.py``. The viewer's ONNX adapter uses the name of a node
+as its id.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
 
 # Part of a name that belongs to a norm: "norm1", "layer_norm", "LayerNormalization", "input_layernorm", "ln_2", "bn1"
-_NORM_WORD = re.compile(
-    r"norm(?!al(?!iz))|(?:^|[._])(?:ln|bn|gn)(?:_?(?:\d+|f|pre|post))?(?=$|[._])", re.IGNORECASE
-)
+_NORM_WORD = re.compile(r"norm(?!al(?!iz))|(?:^|[._])(?:ln|bn|gn)(?:_?(?:\d+|f|pre|post))?(?=$|[._])", re.IGNORECASE)
 # Longer names are not searched.
 _LONGEST = 1000
 # Ops that TensorRT's parser turns into constants, not into layers
@@ -108,9 +106,7 @@ def _iter_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from proto.graph.node
 
 
-def _nodes_of_finding(
-    finding: Finding, by_output: Mapping[str, str], named: Mapping[str, onnx.NodeProto]
-) -> NormNodes:
+def _nodes_of_finding(finding: Finding, by_output: Mapping[str, str], named: Mapping[str, onnx.NodeProto]) -> NormNodes:
     outputs = finding.tensors or (finding.tensor,)
     names = dict.fromkeys(by_output[output] for output in outputs if output in by_output)
     return NormNodes(

@@ -22,11 +22,13 @@ TIMES = (0.012, 0.05, 0.008)
 
 
 class Files:
-    """An ONNX file, and the layers and times of two engines of it: all compiled, and with a plugin for the first norm."""
+    """An ONNX file, and layers and times of two engines of it; in the second engine, the first norm is a plugin."""
 
     def __init__(self, folder: Path) -> None:
         compiled = compiled_layers()
-        plugin = layer("plug", "PluginV3", [tensor("rx", HALF)], [tensor("o", HALF)], Metadata=metadata("out_y_LayerNorm"))
+        plugin = layer(
+            "plug", "PluginV3", [tensor("rx", HALF)], [tensor("o", HALF)], Metadata=metadata("out_y_LayerNorm")
+        )
         reformat = layer(REFORMAT, "Reformat", [tensor("x")], [tensor("rx", HALF)], Metadata="")
         other = [reformat, plugin | {"PluginType": "LayerNorm"}, *compiled[1:]]
         self.folder = folder
@@ -35,8 +37,7 @@ class Files:
         self.second = save(folder / "second.json", info(other))
         times = dict(zip([each["Name"] for each in compiled], TIMES, strict=True))
         self.first_times = save(folder / "first_times.json", profile(times))
-        first_name, *others = times
-        shared = {name: times[name] for name in others}
+        shared = {each["Name"]: times[each["Name"]] for each in compiled[1:]}
         self.second_times = save(folder / "second_times.json", profile({REFORMAT: 0.002, "plug": 0.006} | shared))
 
 
@@ -197,7 +198,9 @@ def test_times_of_another_engine_are_refused(files: Files) -> None:
 def test_times_of_further_layers_give_a_note(files: Files) -> None:
     times = profile({compiled_layers()[0]["Name"]: 0.9, "another": 0.1})
     (build,) = normdeploy.inspect_engine(files.first, profile_json=save(files.folder / "t.json", times)).builds
-    assert build.notes == (f"10 % of the time in {files.folder / 't.json'} belongs to layers that are not in {files.first}",)
+    assert build.notes == (
+        f"10 % of the time in {files.folder / 't.json'} belongs to layers that are not in {files.first}",
+    )
 
 
 def test_another_onnx_file_gives_a_note(files: Files) -> None:
@@ -207,7 +210,9 @@ def test_another_onnx_file_gives_a_note(files: Files) -> None:
 
 
 def test_first_profile_is_shown_with_a_note(files: Files) -> None:
-    layers = [each | {"Name": f"{each['Name']}{suffix}"} for suffix in ("", " [profile 1]") for each in compiled_layers()]
+    layers = [
+        each | {"Name": f"{each['Name']}{suffix}"} for suffix in ("", " [profile 1]") for each in compiled_layers()
+    ]
     (build,) = normdeploy.inspect_engine(save(files.folder / "two.json", info(layers))).builds
     assert len(build.layers) == 3
     assert "optimization profile 0" in build.notes[0]
