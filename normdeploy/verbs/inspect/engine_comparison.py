@@ -50,7 +50,9 @@ def _compare_norms(first: EngineNorm, second: EngineNorm, index: int, place: int
         changed.append("types")
     if len(first.reformats) != len(second.reformats):
         changed.append("reformats")
-    factor = second.ms / first.ms if first.ms and second.ms is not None else None
+    before = time_with_reformats(first)
+    after = time_with_reformats(second)
+    factor = after / before if before and after is not None else None
     if factor is not None and abs(factor - 1) > _SAME_TIME:
         changed.append("time")
     return NormChange(
@@ -61,6 +63,17 @@ def _compare_norms(first: EngineNorm, second: EngineNorm, index: int, place: int
         changed=tuple(changed),
         factor=factor,
     )
+
+
+def time_with_reformats(norm: EngineNorm) -> float | None:
+    """Add the time of the reformats around a norm, because a faster layer may only need another layout.
+
+    Returns:
+        milliseconds; None if the norm was not timed.
+    """
+    if norm.ms is None:
+        return None
+    return norm.ms + (norm.reformat_ms or 0.0)
 
 
 def _types_changed(first: Sequence[str], second: Sequence[str]) -> bool:

@@ -205,7 +205,7 @@ class NormPlacer:
             foreign = {name: None for name in foreign if name in self._ops}
         if not self._ops:
             return tuple(foreign)
-        # Layers without metadata are named after weights too, which are no nodes.
+        # Layers without metadata are named after weights too, and weights are not nodes.
         return tuple(dict.fromkeys(self._ops[name] for name in foreign if name in self._ops))
 
     def _outer_tensors(self, own: Sequence[EngineLayer]) -> tuple[list[LayerTensor], list[LayerTensor]]:

@@ -52,7 +52,8 @@ class NormChange:
         first: index of the norm in the first build; None if the norm is only in the second one.
         second: index of the norm in the second build; None if the norm is only in the first one.
         changed: the facts that changed: "form", "fused with", "types", "reformats", "time" or "only in one".
-        factor: time in the second build divided by the time in the first one; None if a time is unknown or 0.
+        factor: time in the second build divided by the time in the first one, with the reformats around the norm; None
+            if a time is unknown or 0.
     """
 
     name: str

@@ -192,7 +192,10 @@ def _describe_side(build: EngineBuild, index: int | None) -> str:
     if index is None:
         return "not there"
     norm = build.norms[index]
-    return "; ".join(filter(None, (describe_form(norm), describe_types(norm), format_ms(norm.ms))))
+    time = format_ms(norm.ms)
+    if norm.reformat_ms:
+        time = f"{time} and {format_ms(norm.reformat_ms)} of reformats"
+    return "; ".join(filter(None, (describe_form(norm), describe_types(norm), time)))
 
 
 def describe_factor(change: NormChange) -> str:

@@ -24,8 +24,8 @@ _UNNAMED = "node_of_"
 def make_node_data(build: EngineBuild, outputs: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Make node data with the mean time in milliseconds of the layer that computes each node.
 
-    A node in two layers gets the sum. All nodes of a layer get its whole time, so sums over nodes have no meaning, and
-    the viewer is told not to show them. Without times, the value is the layer's kind.
+    A node in two layers gets the sum. All nodes of a layer get its whole time, so sums over nodes have no meaning and
+    are hidden. Without times, the value is the layer's kind.
 
     Args:
         outputs: name of each node of the ONNX file -> names of its outputs; empty without a file.

@@ -72,7 +72,8 @@ def test_changed_norms_are_named(files: Files) -> None:
     )
     changed, same = report.changes
     assert changed.changed == ("form", "types", "reformats", "time")
-    assert changed.factor == pytest.approx(0.5)
+    # The reformat before the plugin counts too: 0.006 + 0.002 against 0.012.
+    assert changed.factor == pytest.approx(2 / 3)
     assert (same.changed, same.factor) == ((), 1.0)
     assert report.builds[1].reformat_ms == 0.002
 
@@ -91,7 +92,7 @@ def test_tables_name_forms_types_and_shares(files: Files) -> None:
         *("--profile-json", files.first_times, "--profile-json", files.second_times),
     )
     assert done.exit_code == 0
-    for text in ("one compiled kernel (kgen)", "plugin (LayerNorm)", "float16 → float16", "17.1 %", "×0.50"):
+    for text in ("one compiled kernel (kgen)", "plugin (LayerNorm)", "float16 → float16", "17.1 %", "×0.67"):
         assert text in done.output
     assert "1 of 2 norms changed" in done.output
 
