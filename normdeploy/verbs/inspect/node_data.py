@@ -58,6 +58,7 @@ def make_node_data(build: EngineBuild, outputs: Mapping[str, tuple[str, ...]]) -
 
 def _key_of(name: str, outputs: Mapping[str, tuple[str, ...]]) -> str:
     """Return the viewer's key of a node. TensorRT made up the name of a node that has none in the file."""
-    if outputs.get(name) and name == f"{_UNNAMED}{outputs[name][0]}":
-        return outputs[name][0]
+    output = name.removeprefix(_UNNAMED)
+    if output != name and (not outputs or outputs[name][:1] == (output,)):
+        return output
     return name

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -141,6 +142,18 @@ def test_node_data_without_times_are_kinds(files: Files) -> None:
     normdeploy.inspect_engine(files.first, node_data=data)
     results = json.loads(data.read_text())["results"]
     assert results["ln"] == {"value": "compiled kernel"}
+
+
+def test_node_without_a_name_is_found_by_its_output(files: Files) -> None:
+    model = onnx.load(files.onnx)
+    model.graph.node[-1].ClearField("name")
+    onnx.save(model, files.onnx)
+    last = compiled_layers()[-1] | {"Metadata": metadata("node_of_y")}
+    source = save(files.folder / "unnamed.json", info([last]))
+    data = files.folder / "nodes.json"
+    (build,) = normdeploy.inspect_engine(source, onnx_files=files.onnx, node_data=data).builds
+    assert [norm.form for norm in build.norms] == [NormForm.ABSENT, NormForm.KERNEL]
+    assert json.loads(data.read_text())["results"].keys() == {"y"}
 
 
 def test_page_escapes_names_from_the_file(files: Files) -> None:
