@@ -25,6 +25,7 @@ from normdeploy.verbs.bench.model_benchmark import Race
 from normdeploy.verbs.bisect.fault_tracing import Fault
 from normdeploy.verbs.build.build_function import Engine
 from normdeploy.verbs.check import check_function
+from normdeploy.verbs.inspect.engine_report import EngineReport
 from normdeploy.verbs.prove.folded_constants import RoundedConstant
 from normdeploy.verbs.prove.proof_result import Place
 from normdeploy.verbs.recheck import recheck_function
@@ -82,6 +83,7 @@ class Report(TypedDict):
     pictures: list[NormDiagram]
     layers: list[QuantizedLayer]
     engine: Engine | None
+    engine_layers: EngineReport | None
     precision: PrecisionReport | None
     quantization: QuantizationReport | None
     parity: Comparison | None

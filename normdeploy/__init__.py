@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .verbs.export.export_function import export
     from .verbs.export.genai_export import export_genai
     from .verbs.export.parts_export import export_parts
+    from .verbs.inspect.inspect_engine_function import inspect_engine
     from .verbs.inspect.inspect_function import inspect
     from .verbs.optimize.optimize_function import optimize
     from .verbs.package.package_function import package
@@ -40,6 +41,7 @@ __all__ = [
     "export_genai",
     "export_parts",
     "inspect",
+    "inspect_engine",
     "open_runner",
     "optimize",
     "package",
@@ -73,6 +75,7 @@ _HOMES = {
     **{verb: f"verbs.{verb}.{verb}_function" for verb in _VERBS},
     "export_genai": "verbs.export.genai_export",
     "export_parts": "verbs.export.parts_export",
+    "inspect_engine": "verbs.inspect.inspect_engine_function",
     "open_runner": "verbs.run.run_function",
     "verify_parts": "verbs.verify.parts_comparison",
 }

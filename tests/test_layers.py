@@ -57,6 +57,7 @@ LATE = {
     "normdeploy.verbs.bench.bench_tables": "rich",
     "normdeploy.verbs.bisect.bisect_tables": "rich",
     "normdeploy.verbs.build.build_tables": "rich",
+    "normdeploy.verbs.inspect.engine_tables": "rich",
     "normdeploy.verbs.package.package_tables": "rich",
     "normdeploy.verbs.prove.prove_tables": "rich",
     "normdeploy.verbs.recheck.recheck_tables": "rich",
@@ -64,6 +65,7 @@ LATE = {
     "normdeploy.verbs.verify.verify_tables": "rich",
     # extras, which may not be installed
     "normdeploy.reports.plots": "matplotlib",
+    "normdeploy.reports.engine_plots": "matplotlib",
     "normdeploy.reports.quantization_plots": "matplotlib",
     "normdeploy.reports.svg_drawing": "matplotlib",
     "normdeploy_plugins.ops": "triton",

@@ -118,12 +118,17 @@ def _suggest_zoo_factory(path: Path) -> str:
     )
 
 
+_OF_ENGINES = (
+    "pass the model that it was built from. `inspect` reads the engine's layers from the file that `trtexec"
+    " --loadEngine=ENGINE --exportLayerInfo=FILE.json` writes"
+)
 # Files of other tools that can't be loaded: first bytes, description, advice.
 _FOREIGN = (
     (LFS_POINTER, "a Git LFS pointer, not the file itself", "fetch the file with `git lfs pull`"),
     (b"GGUF", "a llama.cpp GGUF file", "pass the Hugging Face folder or the weights that it was made from"),
     (b"\x89HDF", "an HDF5 file, as Keras writes it", "convert it with tf2onnx, and pass the ONNX file to `optimize`"),
-    (b"ftrt", "a TensorRT engine, which no longer contains the model", "pass the model that it was built from"),
+    (b"ftrt", "a TensorRT engine, which no longer contains the model", _OF_ENGINES),
+    (b"vtrt", "a TensorRT-RTX engine, which no longer contains the model", _OF_ENGINES),
     (b"\x93NUMPY", "a NumPy array", "pass the model"),
     (b"<", "an HTML or XML page, as from a failed download", "download the file again"),
     (b"\x80", "a bare pickle", "save the model with torch.save or torch.export.save"),

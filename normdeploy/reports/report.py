@@ -21,6 +21,7 @@ Numbers that are not finite are the strings "nan", "inf" and "-inf". Unknown or 
     pictures       only from "inspect": one object per group of similar norms (see below)
     layers         only from "inspect" of a quantized file: one object per linear layer or convolution (see below)
     engine         null, or the engine that "build" wrote (see below)
+    engine_layers  null, or what "inspect" read about one or two engines (see below)
     quantization   null, or the fields of `normdeploy.findings.quantization_report.QuantizationReport`
     precision      null, or the conversion to half precision (see below)
     parity         null, or the result of "verify" (see below)
@@ -123,6 +124,17 @@ An object of ``layers`` has the fields of `normdeploy.findings.records.Quantized
     ep_context     null if ``path`` is the engine; else mode ("embed" | "file"), file (name of the engine next to it),
                    partition, architecture, sdk_version
 
+``engine_layers`` has the fields of `normdeploy.verbs.inspect.engine_report.EngineReport`:
+
+    builds         one object per engine: path, onnx, profile ("" if not passed), runs, total_ms, norm_ms, reformat_ms
+                   (mean milliseconds of one run, null without times), notes, and
+        layers     layers in the engine's order: name, type (TensorRT's word), kind, plugin, tactic, nodes, callers,
+                   inputs, outputs (each with name, dtype, layout), profile, ms
+        norms      norms in the file's order: kind, module, tensor, form, layers (indices), layer_types, fused_with,
+                   shared_with, missing, inputs, outputs, layouts, ms, share, reformats (indices), reformat_ms
+    changes        one object per norm of two engines: name, kind, first, second (indices in ``norms``, null if it is
+                   missing there), changed, factor (of the times); empty for one engine
+
 ``precision`` has the fields of `normdeploy.findings.precision_report.PrecisionReport`. The certificates of the norms
 refer to the model before the conversion:
 
@@ -200,7 +212,7 @@ if TYPE_CHECKING:
     from ..findings.records import Explanation, Finding, Summary
 
 SCHEMA = "normdeploy/report/1"
-SECTIONS = ("engine", "precision", "quantization", "parity", "bisection", "race", "inference")
+SECTIONS = ("engine", "engine_layers", "precision", "quantization", "parity", "bisection", "race", "inference")
 """What the results of verbs say, in the order of the document; null where they say nothing."""
 
 

@@ -35,7 +35,18 @@ _ENTRIES = 12
 _LEFT = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
 # Keys of ``environment`` that describe the machine; all other keys have versions.
 _MACHINE = ("cpu", "system", "driver")
-_OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
+_OPTIONAL = (
+    "bisection",
+    "command",
+    "engine",
+    "engine_layers",
+    "notes",
+    "parity",
+    "precision",
+    "quantization",
+    "race",
+    "seconds",
+)
 _SUBJECT = ("source", "model", "onnx", "output")
 
 
@@ -86,6 +97,8 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
         "islands": TruncatedRows.truncate_rows(float32_rows(precision["islands"])) if precision else None,
         "layers": TruncatedRows.truncate_rows(quantization["layers"]) if quantization else None,
         "forms": TruncatedRows.truncate_rows(report["engine"]["norms"]) if report.get("engine") else None,
+        "builds": _engine_contexts(report.get("engine_layers")),
+        "changes": TruncatedRows.truncate_rows(_changed_norms(report.get("engine_layers"))),
         "results": TruncatedRows.truncate_rows(parity["results"]) if parity else None,
         "drift": TruncatedRows.truncate_rows(_wrong_drift_points(parity)) if parity else None,
         "points": TruncatedRows.truncate_rows(parity.get("drift") or ()) if parity else None,
@@ -95,6 +108,27 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
         "plots": _draw_plots(report),
         "pictures": [_diagram_context(picture, i) for i, picture in enumerate(report.get("pictures") or ())],
     }
+
+
+def _engine_contexts(told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return each engine whose layers were read, with its norms as rows."""
+    return [{**build, "rows": TruncatedRows.truncate_rows(build["norms"])} for build in (told or {}).get("builds", ())]
+
+
+def _changed_norms(told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the norms that differ between two engines, each with its form in both."""
+    changes = (told or {}).get("changes") or ()
+    return [
+        {
+            **change,
+            "forms": [
+                None if change[side] is None else build["norms"][change[side]]
+                for side, build in zip(("first", "second"), (told or {})["builds"], strict=True)
+            ],
+        }
+        for change in changes
+        if change["changed"]
+    ]
 
 
 def _subject_names(files: Mapping[str, str]) -> str:
@@ -137,7 +171,7 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     Returns:
         the plots of each section.
     """
-    from . import plots, quantization_plots
+    from . import engine_plots, plots, quantization_plots
 
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
     ops = report.get("ops") or {}
@@ -154,6 +188,10 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
         drawn.append(("certificates", plots.plot_rounding(certificates)))
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.plot_op_counts(ops["before"], ops["after"])))
+    builds = (report.get("engine_layers") or {}).get("builds") or ()
+    drawn += [
+        ("engine_layers", plot(builds)) for plot in (engine_plots.plot_engine_share, engine_plots.plot_norm_times)
+    ]
     layers = (report.get("quantization") or {}).get("layers") or ()
     drawn += [
         ("quantization", plot(layers))
@@ -173,7 +211,8 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     drawn += [
         ("race", plots.plot_race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])
     ]
-    kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "quantization": [], "drift": [], "race": []}
+    sections = ("certificates", "ops", "engine_layers", "quantization", "drift", "race")
+    kept: dict[str, list[Plot]] = {section: [] for section in sections}
     for section, plot in drawn:
         if plot is not None:
             kept[section].append(plot)
@@ -240,6 +279,10 @@ def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         stats.append((quantization["to"], f"{count} of {len(quantization['layers'])} linear layers", ""))
     if engine := report.get("engine"):
         stats.append((format_bytes(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
+    for build in (report.get("engine_layers") or {}).get("builds") or ():
+        stats.append((str(len(build["norms"])), f"norms in {len(build['layers'])} layers", ""))
+        if build["total_ms"] and build["norm_ms"] is not None:
+            stats.append((f"{100 * build['norm_ms'] / build['total_ms']:.1f} %", "of the time in layers of norms", ""))
     if race := report.get("race"):
         ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
         best = min(ran, key=lambda e: float(e["median"]), default=None)

@@ -25,6 +25,7 @@ from normdeploy.verbs.check import check_function
 from normdeploy.verbs.package import evidence_bundle
 from normdeploy.verbs.prove import proof_result
 from normdeploy.verbs.recheck import recheck_function
+from tests import engine_files
 from tests.packaged import written
 from tests.quantized_files import net as quantizable
 from tests.quantized_files import weights_alone
@@ -37,6 +38,7 @@ VERBS = {
     "optimize": "report",
     "inspect": "report",
     "inspect of quantized": "report",
+    "inspect of engines": "report",
     "explained": "report",
     "build": "report",
     "verify": "report",
@@ -85,6 +87,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run("inspect", "inspect", "@hand.onnx")
     weights_alone(quantizable(), folder)
     run("inspect of quantized", "inspect", "@weights.onnx")
+    engine_files.write_model(folder / "named.onnx")
+    layers = engine_files.compiled_layers()
+    engine_files.save(folder / "e.json", engine_files.info(layers))
+    engine_files.save(folder / "times.json", engine_files.profile({layer["Name"]: 0.5 for layer in layers}))
+    times = ("--profile-json", "@times.json") * 2
+    run("inspect of engines", "inspect", "@e.json", "@e.json", "--onnx", "@named.onnx", *times)
     run("explained", "inspect", "@hand.onnx", "--explain", "y")
     if not describe_missing_runtime("tensorrt-rtx", gpu=False):
         run("build", "build", "@model.onnx", "-o", "@model.engine")

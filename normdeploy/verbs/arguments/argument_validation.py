@@ -56,6 +56,7 @@ _LEAST = {
 _SEVERAL = frozenset(
     {
         *("sources", "files", "engines", "runners", "calibrate", "compute_capabilities", "profiles", "fail_on"),
+        *("onnx_files", "profile_json"),
         *("dims", "imports", "keep_float", "prompts", "prompt_ids"),
     }
 )

@@ -80,7 +80,9 @@ def trtexec_lines(call: BuildCall) -> TrtexecLines:
     proto = load_onnx(source, external_data=False)
     shapes = resolve_profile(graph_inputs(proto), recorded_input_specs(proto), call.first_profile)
     files = (f"--onnx={source}", f"--saveEngine={target}")
-    common = (*files, *_shape_flags(shapes), *_option_flags(options), "--noTF32", "--skipInference")
+    # `build` keeps the details of layers too, which `inspect` reads (Polygraphy's default).
+    always = ("--noTF32", "--profilingVerbosity=detailed", "--skipInference")
+    common = (*files, *_shape_flags(shapes), *_option_flags(options), *always)
     container = list[str]()
     if not any(_leaves_folder(path) for path in (source, target, *([call.timing_cache] if call.timing_cache else []))):
         container += ["docker", "run", "--rm", "--gpus", "all", "-v", "$PWD:/models", "-w", "/models"]

@@ -58,6 +58,10 @@ TRTEXEC_WORDS = (
     CommandWord(flags=("--int8", "--fp8", "--int4", "--calib", "--quantize"), refusal=_QUANTIZED),
     CommandWord(flags=("--stronglyTyped", "--strongly-typed"), refusal=_STRONG),
     CommandWord(flags=("--precisionConstraints", "--layerPrecisions", "--layerOutputTypes"), refusal=_STRONG),
+    CommandWord(
+        flags=("--profilingVerbosity",),
+        refusal="build always keeps the details of layers, as trtexec does with --profilingVerbosity=detailed; omit it",
+    ),
     CommandWord(flags=("--noTF32", "--no-tf32"), refusal="build never uses TF32; omit it"),
     CommandWord(
         flags=("--dim",),

@@ -61,6 +61,7 @@ def test_every_option_becomes_its_flag(folder: Path) -> None:
         "--refit": "",
         "--allowWeightStreaming": "",
         "--noTF32": "",
+        "--profilingVerbosity": "detailed",
         "--skipInference": "",
         "--stronglyTyped": "",
     }

@@ -64,6 +64,7 @@ def test_the_former_word_for_the_library_works_with_a_note(folder: Path) -> None
         ("--fp8", ["--quantize"]),
         ("--stronglyTyped", ["strongly typed"]),
         ("--noTF32", ["never uses TF32"]),
+        ("--profilingVerbosity=detailed", ["always keeps the details"]),
         ("--dim n=1:2:3", ["--profile"]),
         ("--shapes=x:1x3", ["--profile", "--minShapes"]),
         ("--memPoolSize=workspace:512", ["--workspace 512M"]),
