@@ -200,8 +200,8 @@ def op_key(node: onnx.NodeProto) -> str:
     """Name the op of a node as the table does.
 
     Returns:
-        the op type of a standard op, or "com.microsoft." and the op type of onnxruntime's own op, also if the node is in
-        the default domain; "" for any other node.
+        the op type of a standard op, or "com.microsoft." and the op type of onnxruntime's own op, even if the node is
+        in the default domain; "" for any other node.
     """
     if is_standard(node):
         if node.op_type not in STANDARD and node.op_type in _CONTRIB_NORMS:

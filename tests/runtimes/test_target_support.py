@@ -64,7 +64,9 @@ def test_readers_of_lists() -> None:
     kernels = "class X(a, 1, Softmax);\nRegisterKernels() { KERNEL_CREATE_INFO_VERSIONED(11, 12, MaxPool, kD), }"
     assert set(writer.read_kernel_table(kernels)) == {"MaxPool"}
     assert set(writer.read_mobile_list("|ai.onnx:Add||\n|ai.onnx.ReduceSum||\n")) == {"Add", "ReduceSum"}
-    web = writer.read_web_table("| BatchNormalization | ai.onnx(7-8,9-13,14+) |  |\n| GroupNorm | com.microsoft(1+) | |")
+    web = writer.read_web_table(
+        "| BatchNormalization | ai.onnx(7-8,9-13,14+) |  |\n| GroupNorm | com.microsoft(1+) | |"
+    )
     assert web["BatchNormalization"]["opsets"] == [7, None]
     assert "com.microsoft.GroupNorm" in web
     table = "| RMSNormalization | Y | FP32, FP16, BF16 |\n| DFT | N |\n"
@@ -79,7 +81,7 @@ def test_reader_of_directml_takes_section_and_oldest_opset() -> None:
 |Add|*in* A:**T**|14+|**T** = tensor(float)|
 ## Operators implemented by DmlExecutionProvider
 |**Operator Domain:** *ai.onnx*||||
-|LayerNormalization|*in* X:**T**<br> *out* Y:**T**|17+|**T** = tensor(float), tensor(float16)<br/> **U** = tensor(float)|
+|LayerNormalization|*in* X:**T**|17+|**T** = tensor(float), tensor(float16)<br/> **U** = tensor(float)|
 |||1+|**T** = tensor(float), tensor(float16)|
 |**Operator Domain:** *com.microsoft*||||
 |GroupNorm|*in* X:**T**|1+|**M** = tensor(float)<br/> **T** = tensor(float), tensor(float16)|

@@ -97,7 +97,8 @@ def test_norm_in_several_nodes_is_not_advised_to_become_unsupported_node(tmp_pat
 
 
 def test_norm_inside_body_and_function_is_found(tmp_path: Path) -> None:
-    text = """<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[2,8] x, bool c) => (float[2,8] y, float[2,8] z)
+    text = """<ir_version: 10, opset_import: ["": 21, "own": 1]>
+        g (float[2,8] x, bool c) => (float[2,8] y, float[2,8] z)
         <float[8] w = {1, 1, 1, 1, 1, 1, 1, 1}> {
             y = own.F(x, w)
             z = If (c) <
