@@ -5,6 +5,7 @@ The answers come from the table of published op lists (`normdeploy.runtimes.targ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx
@@ -113,7 +114,7 @@ def is_supported_form(target: Target, became: str) -> bool:
     """Return False if a rewrite would write an op that the target does not run.
 
     Args:
-        became: form of a finding, such as "LayerNormalization(axis=-1, epsilon=1e-05)".
+        became: form of a finding, such as "LayerNormalization(axis=-1, epsilon=1e-05)" or "Reshape to 2 groups,
+            InstanceNormalization(epsilon=1e-05) with Reshape around it".
     """
-    op = became.partition("(")[0]
-    return op not in target.ops or _runs(target.ops[op])
+    return all(op not in target.ops or _runs(target.ops[op]) for op in re.findall(r"\w+", became))
