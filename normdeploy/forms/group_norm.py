@@ -45,9 +45,7 @@ _FORM_OPS = {
 _SCALED = ("float32", "float16")
 
 
-def write_group_norm(
-    graph: Graph, norm: Norm, runtime: str, excluded: Container[str] = ()
-) -> NormForm | Refusal:
+def write_group_norm(graph: Graph, norm: Norm, runtime: str, excluded: Container[str] = ()) -> NormForm | Refusal:
     """Write a norm over groups of channels, or a layer norm that the runtime computes faster as InstanceNormalization.
 
     Such a layer norm normalizes all axes but the batch.

@@ -28,8 +28,8 @@ from normdeploy.findings.records import Finding
 from normdeploy.graphs.own_op_functions import DOMAIN
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
-from normdeploy.storage.onnx_files import save_onnx
 from normdeploy.option_values import DEFAULT_OPSET
+from normdeploy.storage.onnx_files import save_onnx
 from normdeploy.verbs.verify import file_comparison as compare
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")

@@ -14,8 +14,8 @@ from ...norms.norm_table import STANDARD
 from ...option_values import ANY, CUDA, DEFAULT_OPSET, ONNXRUNTIME
 from ...precision.tensor_ranges import load_samples
 from ...quantization.quantization_request import QuantizationRequest, require_half_support, require_runtime_kernels
-from ...verb_options import ConversionOptions
 from ...runtimes.target_support import Target, find_target
+from ...verb_options import ConversionOptions
 from ..arguments.preprocessing_choice import resolve_preprocessing
 from ..arguments.user_metrics import metric_importer
 

@@ -158,7 +158,9 @@ def test_target_that_cannot_be_held_is_refused(options: dict[str, Any], message:
 
 
 def test_file_of_newer_opset_is_refused() -> None:
-    with pytest.raises(InputError, match="the file has opset 25, and the target 'tensorrt-11.1' reads opsets up to 24"):
+    with pytest.raises(
+        InputError, match=r"the file has opset 25, and the target 'tensorrt-11\.1' reads opsets up to 24"
+    ):
         normdeploy.optimize(model(RMS_NORM, opset=25), target="tensorrt-11.1")
 
 
