@@ -62,6 +62,7 @@ from .norm_rules import (
     find_training_nodes,
 )
 from .quantization_rules import find_quantization_problems
+from .runtime_faults import find_runtime_faults
 from .target_rules import find_target_problems, is_supported_form
 from .third_party_rules import ThirdPartyRule, load_rules
 
@@ -289,6 +290,7 @@ def _problems_of_file(
     problems += find_overflowing_constants(proto, told)
     problems += find_quantization_problems(proto, runtime, capability)
     problems += find_misbound_calls(proto, runtime)
+    problems += find_runtime_faults(proto, runtime)
     if target is not None:
         problems = [*_drop_answers_of_installed_runtimes(problems, summary.findings, target)]
         problems += find_target_problems(proto, target)

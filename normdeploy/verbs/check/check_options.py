@@ -31,8 +31,8 @@ class FailOption:
         "--fail-on",
         "Rules whose findings fail the check, separated by commas; or all, or none. Rules: decomposed, unfolded,"
         " train-mode, eps-lost, fp16-overflow, wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor,"
-        " blocked-fusion, fp8, weight-zero-point, unpaired, misbound, unparsed, unsupported, unsupported-opset,"
-        " unknown-support, and the rules of installed packages."
+        " blocked-fusion, fp8, weight-zero-point, unpaired, misbound, unparsed, runtime-fault, unsupported,"
+        " unsupported-opset, unknown-support, and the rules of installed packages."
         " The page check.md explains the rules. Default: decomposed, train-mode and eps-lost.",
         metavar="RULES",
         type=str | None,

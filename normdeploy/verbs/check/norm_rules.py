@@ -160,6 +160,12 @@ RULES = (
         " with `--runtime tensorrt` or `tensorrt-rtx`, for files up to 512 MB.",
     ),
     Rule(
+        "runtime-fault",
+        "A runtime has a known fault at a node.",
+        "It computes wrong numbers, or its optimizer writes a node that fails. The message names the issue, and where"
+        " the fault was tried. `normdeploy verify` compares the outputs with the optimizer on and off.",
+    ),
+    Rule(
         "unsupported",
         "The target does not run a norm as it is written.",
         "onnxruntime then runs the norm on the CPU, and TensorRT rejects the file. The answer comes from the op lists"
