@@ -164,7 +164,7 @@ def find_runtime_faults(proto: onnx.ModelProto, runtime: str) -> Iterator[Proble
         tensor_types(proto, default_domain_opset(proto)),
         {name: node for node in proto.graph.node for name in node.output},
     )
-    for node in proto.graph.node:
+    for node in (n for n in proto.graph.node if n.input and n.output):
         for fault in FAULTS:
             if fault.tensorrt is (runtime in TENSORRT) and fault.matches(graph, node):
                 number = f" ({fault.issue})" if fault.issue else ""

@@ -75,7 +75,7 @@ def find_target_problems(proto: onnx.ModelProto, target: Target) -> Iterator[Pro
     defined = {(f.domain, f.name) for f in proto.functions}
     for node, node_opset in nodes_with_opsets(proto):
         key = op_key(node)
-        if key in _FORMS and (node.domain, node.op_type) not in defined:
+        if key in _FORMS and node.input and (node.domain, node.op_type) not in defined:
             yield from _judge_node(target, key, node, node_opset, types, constants)
 
 
