@@ -25,6 +25,9 @@ NormImpl = Literal["native", "plugin", "auto"]
 TORCH_OPSETS = range(18, 26)
 # Opsets to which ``export`` can write. The newest opsets are reached by converting torch's file.
 OPSETS = range(18, 29)
+# Default opset of ``export``: the first one with a usable GroupNormalization. From opset 23 on, the exporter writes
+# Attention nodes, which TensorRT can't build.
+DEFAULT_OPSET = 21
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)

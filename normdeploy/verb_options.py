@@ -332,6 +332,14 @@ class ConversionOptions:
         metavar="RUNTIME",
         type=Runtime,
     )
+    target: str | None = option_field(
+        None,
+        "--for",
+        "Runtime that can't run here, such as coreml-mlprogram, qnn, directml, webgpu, nnapi, tensorrt-10.9, jetpack-6"
+        " or triton-26.07. It chooses --runtime and the newest opset, and no norm op is written that the runtime's"
+        " published op list lacks.",
+        metavar="NAME",
+    )
     provider: str = option_field(
         "cpu", "--provider", "With --runtime onnxruntime: device that will run the written file, cpu or cuda."
     )

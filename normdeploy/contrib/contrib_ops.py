@@ -6,27 +6,32 @@ op gets the `ExpansionWriter` and the node's attributes. It raises RefusedError 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import onnx
 
 from ..graphs.region import RefusedError
 from ..norms import onnx_norms
 from ..norms.interpreter import EPSILON
-from ..norms.norm_table import CONTRIB, OpOwner, rows_of_owner
+from ..norms.norm_table import CONTRIB, STANDARD, OpOwner, StatisticsKind, rows_of_owner
 from ..storage.nonstandard_norms import is_nonstandard_norm
 from ..storage.onnx_domains import is_standard
 from .expansion_writer import Attrs, ExpansionWriter, ForeignOp
 from .tensorrt_plugins import PLUGINS
 
 
-def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
+def foreign_op_of(node: onnx.NodeProto, opset: int, avoided: Collection[str] = ()) -> ForeignOp | None:
     """Find the foreign op of a node.
 
+    Args:
+        avoided: standard norm ops that are treated as foreign, because the target does not run them.
+
     Returns:
-        the op, or None for standard ops and unknown ops.
+        the op, or None for other standard ops and unknown ops.
     """
     if is_standard(node):
+        if node.op_type in avoided and node.op_type in _STANDARD_OPS and opset >= STANDARD[node.op_type].since:
+            return _STANDARD_OPS[node.op_type]
         if is_nonstandard_norm(node.op_type, opset):
             return _STRAYS[node.op_type]
         return None
@@ -103,6 +108,12 @@ _CHECKS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
 """Of ops that are refused in some forms, or of which more is known than their definition says."""
 
 ONNXRUNTIME_OPS = {op: ForeignOp(row, _CHECKS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
+# Norm ops of the standard that can be written as several nodes, for a target that does not run them.
+_STANDARD_OPS = {
+    op: ForeignOp(row)
+    for op, row in STANDARD.items()
+    if row.definition is not None and row.statistics is StatisticsKind.INPUT
+}
 # Foreign ops in ONNX's own domain, by op type.
 _STRAYS = {
     **PLUGINS,

@@ -13,6 +13,8 @@ import onnx
 from ..evaluate import evaluator
 from ..findings.records import Certificate
 from ..graphs.symbolic_sizes import Size
+from ..norms.norm_table import OpOwner
+from ..proof import norm_definitions
 from ..proof.certificate import certificate_of
 from ..proof.contrib_definitions import TABLE
 from ..proof.equivalence import Equivalence
@@ -96,7 +98,10 @@ def _expansion_equivalence(
     node = writer.node
     opset = writer.opset
     wanted = [i for i, name in enumerate(node.output) if name]
-    definition = TABLE[op.row.owner, node.op_type]
+    if op.row.owner is OpOwner.ONNX:
+        definition = norm_definitions.TABLE[node.op_type]
+    else:
+        definition = TABLE[op.row.owner, node.op_type]
     leaves, inputs_of = (
         _embedding_leaves(node, sizes) if node.op_type == "EmbedLayerNormalization" else _plain_leaves(sizes)
     )

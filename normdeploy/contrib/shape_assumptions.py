@@ -83,7 +83,9 @@ def assume_shapes(
     for i, t in enumerate(given):
         if t.name and t.name not in known:
             broadcast = (
-                op.row.owner is OpOwner.ONNXRUNTIME and op.row.kind in _TRAILING and len(t.dims or ()) > len(along)
+                op.row.owner in (OpOwner.ONNXRUNTIME, OpOwner.ONNX)
+                and op.row.kind in _TRAILING
+                and len(t.dims or ()) > len(along)
             )
             known[t.name] = (
                 _summand_shape(t, x)

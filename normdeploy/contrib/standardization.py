@@ -39,6 +39,7 @@ class _ForeignExpander:
         functions: domain and name of the file's functions.
         known: names of tensors whose type the file states.
         read: findings so far.
+        avoided: standard norm ops that become several nodes too.
     """
 
     opset: int
@@ -47,6 +48,7 @@ class _ForeignExpander:
     functions: frozenset[tuple[str, str]]
     known: set[str]
     read: ForeignNorms
+    avoided: frozenset[str] = frozenset()
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
     value_info: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -56,7 +58,7 @@ class _ForeignExpander:
         """Append the node, or its expansion if it is a foreign norm, and record the finding."""
         # The file defines the node by a model-local function.
         own = (node.domain, node.op_type) in self.functions
-        op = None if own else foreign_op_of(node, self.opset)
+        op = None if own else foreign_op_of(node, self.opset, self.avoided)
         if op is None:
             if _is_unknown_norm(node) and not own:
                 self._leave_node(
@@ -112,18 +114,23 @@ class _ForeignExpander:
         self.read.left.append(ForeignNode(finding, frozenset(node.input)))
 
 
-def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, ForeignNorms]:
+def standardize_foreign_norms(
+    proto: onnx.ModelProto, avoided: frozenset[str] = frozenset()
+) -> tuple[onnx.ModelProto, ForeignNorms]:
     """Write the foreign norms of ``proto`` as standard nodes, including those in bodies and functions.
+
+    Args:
+        avoided: standard norm ops that become several nodes too, because the target does not run them.
 
     Returns:
         a copy, or ``proto`` itself if it has no foreign norms; and the findings.
     """
     read = ForeignNorms()
-    if not any(_looks_foreign(n, opset) for n, opset in nodes_with_opsets(proto)):
+    if not any(_looks_foreign(n, opset, avoided) for n, opset in nodes_with_opsets(proto)):
         return proto, read
-    out = _standardize_graph(proto, set(), read)
+    out = _standardize_graph(proto, set(), read, avoided)
     for function in open_functions(out):
-        _standardize_subgraph(function, set(), read)
+        _standardize_subgraph(function, set(), read, avoided)
     for function, reason in closed_functions(out):
         _leave_function(function, reason, read)
     if not read.expansions:
@@ -136,14 +143,16 @@ def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     return out, read
 
 
-def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNorms) -> onnx.ModelProto:
+def _standardize_graph(
+    proto: onnx.ModelProto, around: set[str], read: ForeignNorms, avoided: frozenset[str]
+) -> onnx.ModelProto:
     """Copy ``proto``, and write the foreign norms of its graph and bodies as standard nodes."""
     opset = default_domain_opset(proto)
     types = tensor_types(proto, opset)
     taken = {*around, *all_names(proto.graph)}
     functions_of = frozenset((f.domain, f.name) for f in proto.functions)
     known = {v.name for v in (*proto.graph.value_info, *proto.graph.output)}
-    work = _ForeignExpander(opset, types, taken, functions_of, known, read)
+    work = _ForeignExpander(opset, types, taken, functions_of, known, read, avoided)
     for node in proto.graph.node:
         work.take_node(node)
     out = onnx.ModelProto()
@@ -158,14 +167,14 @@ def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNo
     out.graph.initializer.extend(work.initializers)
     out.graph.value_info.extend(work.value_info)
     for body in body_subgraphs(out):
-        _standardize_subgraph(body, taken, read)
+        _standardize_subgraph(body, taken, read, avoided)
     return out
 
 
-def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms) -> None:
+def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms, avoided: frozenset[str]) -> None:
     """Standardize a body or function, and add its findings with their location."""
     inside = ForeignNorms()
-    out = _standardize_graph(nested.model, around, inside)
+    out = _standardize_graph(nested.model, around, inside, avoided)
     if inside.expansions:
         nested.put_back(out)
     read.expansions += [replace(e, finding=_with_location(e.finding, nested)) for e in inside.expansions]
@@ -221,8 +230,8 @@ def _op_text(node: onnx.NodeProto) -> str:
     return f"{node.op_type} ({node.domain})"
 
 
-def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
-    return foreign_op_of(node, opset) is not None or _is_unknown_norm(node)
+def _looks_foreign(node: onnx.NodeProto, opset: int, avoided: frozenset[str] = frozenset()) -> bool:
+    return foreign_op_of(node, opset, avoided) is not None or _is_unknown_norm(node)
 
 
 def _is_unknown_norm(node: onnx.NodeProto) -> bool:

@@ -6,6 +6,7 @@ fewest nodes is used.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -35,12 +36,16 @@ _KEPT_MEAN = "its numerator keeps the mean that its variance subtracts: x / sqrt
 FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_norm.write_layer_norm)
 
 
-def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> NormForm | Refusal:
+def write_norm(
+    graph: Graph, norm: Norm, runtime: str, fuse: str = "standard", excluded: Mapping[str, str] | None = None
+) -> NormForm | Refusal:
     """Write a norm in the first form that can express it.
 
     Args:
         fuse: "portable" also allows normdeploy's own ops and the ops of installed packages. The ops of packages are
             tried first.
+        excluded: standard norm ops that must not be written, with the reasons. The next form that does without them is
+            written.
 
     Returns:
         the form. If no form can express the norm, the refusal of the last form that was tried.
@@ -84,9 +89,16 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
         return replace(made, reason=made.reason + hint)
     refusal = Refusal("", name)
     for form in FORMS:
-        made = form(graph, norm, runtime)
+        if form is group_norm.write_group_norm:
+            made = group_norm.write_group_norm(graph, norm, runtime, excluded or {})
+        else:
+            made = form(graph, norm, runtime)
         if isinstance(made, NormForm):
-            return made
+            unwanted = [node.op for node in made.nodes if node.op in (excluded or {})]
+            if not unwanted:
+                return made
+            assert excluded is not None
+            made = Refusal(excluded[unwanted[0]], made.nodes[-1].outputs[0].name, kind=RefusalKind.OPSET)
         if made.kind is not RefusalKind.OTHER_NORM:
             refusal = made
     return refusal

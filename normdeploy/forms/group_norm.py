@@ -17,6 +17,8 @@ variance 1, or as Mul and Add. Measurements decide which form a runtime gets (`n
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 
 from ..graphs.graph import Graph
@@ -33,14 +35,23 @@ from .norm_writer import (
     prefers_instances,
 )
 
+# Form in the table of measurements -> op that computes the norm
+_FORM_OPS = {
+    "standard": "GroupNormalization",
+    "instance": "InstanceNormalization",
+    "layer": "LayerNormalization",
+}
 # Names of the dtypes for which onnxruntime has a BatchNormalization kernel
 _SCALED = ("float32", "float16")
 
 
-def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+def write_group_norm(graph: Graph, norm: Norm, runtime: str, excluded: Container[str] = ()) -> NormForm | Refusal:
     """Write a norm over groups of channels, or a layer norm that the runtime computes faster as InstanceNormalization.
 
     Such a layer norm normalizes all axes but the batch.
+
+    Args:
+        excluded: standard norm ops that must not be written.
 
     Returns:
         the form, or a refusal with the reason.
@@ -61,12 +72,11 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return Refusal("its channels are dynamic, or more than one other axis is not normalized", norm.y.name)
-    chosen = best_form(
-        "GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=epsilon_for_single(norm)
-    )
+    forms = [form for form, op in _FORM_OPS.items() if op not in excluded] or [*_FORM_OPS]
+    chosen = best_form("GroupNorm", runtime, norm.dtype.name, forms, epsilon=epsilon_for_single(norm))
     if chosen == "standard" and rank == 2:
         chosen = "layer"
-    op = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
+    op = _FORM_OPS[chosen].replace("GroupNormalization", "")
     if not all(_fits_channel_parameter(graph, p, channel, bool(op)) for p in (norm.gamma, norm.beta)):
         return Refusal("its scale or shift does not have one value per channel", norm.y.name)
     groups = size // norm.fit.block

@@ -219,9 +219,9 @@ def _best_reading(
         if isinstance(reading, RejectedReading):
             refusals.append((reading, None))
             continue
-        made = write_norm(graph, reading, wanted.form_runtime, wanted.fuse)
+        made = write_norm(graph, reading, wanted.form_runtime, wanted.fuse, wanted.excluded_ops)
         if isinstance(made, NormForm) and made.opset > wanted.limit:
-            reason = f"its node needs opset {made.opset}, but the file has opset {graph.opset}"
+            reason = f"its node needs opset {made.opset}, but the file has opset {wanted.limit}"
             made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=RefusalKind.OPSET)
         if isinstance(made, Refusal):
             rejected = RejectedReading(

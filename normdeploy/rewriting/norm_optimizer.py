@@ -216,7 +216,8 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
     if wanted.runtime in TENSORRT:
         proto = int32_codes.replace_int32_codes(proto)
     proto, shadows = rename_clashing_functions(proto)
-    proto, foreign = standardize_foreign_norms(inline_unwanted_functions(remove_omitted_inputs(proto), wanted.fuse))
+    inlined = inline_unwanted_functions(remove_omitted_inputs(proto), wanted.fuse)
+    proto, foreign = standardize_foreign_norms(inlined, wanted.avoided)
     work, out = _rewrite_file(proto, wanted)
     # A written node, such as an activation, may support the file's type only in a newer opset.
     work.opset = max(work.opset, oldest_opset_for_types(out))

@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from ..findings.records import Finding
 from ..forms.measured_forms import best_form
 from ..graphs.graph import NEWEST
+from ..norms.norm_table import STANDARD
 from ..option_values import ONNXRUNTIME
 from ..storage.heap import trim_heap
 from ..storage.shared_weights import Weights
@@ -49,6 +50,8 @@ class RewriteOptions:
         runtime: selects among equal standard forms.
         fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm.
         limit: highest opset of the result.
+        avoided: standard norm ops that the target does not run. They are not written, and existing nodes of these ops
+            become several nodes.
         unraised: reason why the file's opset cannot be raised.
         attentions: True if an attention may become one node when the runtime runs that faster; False before a
             conversion to half precision.
@@ -66,6 +69,7 @@ class RewriteOptions:
     runtime: str = "any"
     fuse: str = "standard"
     limit: int = NEWEST
+    avoided: frozenset[str] = frozenset()
     unraised: str = ""
     attentions: bool = True
     rows: bool = True
@@ -84,6 +88,19 @@ class RewriteOptions:
             its finding; None for other steps.
         """
         return self.undone.get(RewriteStep(self.place, stage, node.outputs[0].name))
+
+    @property
+    def excluded_ops(self) -> dict[str, str]:
+        """Return the standard norm ops that must not be written: ops newer than the opset limit, and avoided ops.
+
+        Returns:
+            op -> reason.
+        """
+        newer = {op: row.since for op, row in STANDARD.items() if row.since > self.limit}
+        reasons = {
+            op: f"its node needs opset {since}, but the file has opset {self.limit}" for op, since in newer.items()
+        }
+        return reasons | {op: f"the target does not run its node {op}" for op in self.avoided}
 
     @property
     def form_runtime(self) -> str:

@@ -182,6 +182,9 @@ class Rewriter:
         """
         if not isinstance(told, Proposal):
             return told
+        if told.opset > self.wanted.limit:
+            # The file's opset is fixed, and it lacks a node of this proposal.
+            return None
         decided = self.prove_proposal(told)
         if isinstance(decided, DecidedProposal):
             return self._make_rewrite(decided, step, entry)

@@ -28,8 +28,8 @@ from normdeploy.findings.records import Finding
 from normdeploy.graphs.own_op_functions import DOMAIN
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
+from normdeploy.option_values import DEFAULT_OPSET
 from normdeploy.storage.onnx_files import save_onnx
-from normdeploy.verbs.export.export_function import OPSET
 from normdeploy.verbs.verify import file_comparison as compare
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
@@ -159,7 +159,7 @@ def _exported(model: LoadedModel) -> onnx.ModelProto:
             model.program,
             dynamo=True,
             optimize=True,
-            opset_version=OPSET,
+            opset_version=DEFAULT_OPSET,
             input_names=names,
             output_names=list(model.outputs),
             verbose=False,

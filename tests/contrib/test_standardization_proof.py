@@ -257,7 +257,9 @@ def planted(
 
     op = replace(real, check=None, write=wrong)
     monkeypatch.setattr(
-        foreign, "foreign_op_of", lambda node, opset: op if node.op_type == proto.graph.node[0].op_type else None
+        foreign,
+        "foreign_op_of",
+        lambda node, opset, avoided=(): op if node.op_type == proto.graph.node[0].op_type else None,
     )
     out, read = standardize_foreign_norms(proto)
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
@@ -393,3 +395,27 @@ def test_the_sum_that_a_skip_norm_gives_has_the_type_and_shape_of_its_summands()
         { y, m, v, t = com.microsoft.SkipLayerNormalization (x, s, g) u = Relu (t) z = Add (u, y) }""")
     types = tensor_types(proto, 17)
     assert types["t"] == types["u"] == types["y"] == (onnx.TensorProto.FLOAT, ("B", 8))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = LayerNormalization<axis = -1>(x, s, s)",
+        "y = RMSNormalization<axis = -1>(x, s)",
+        "y = InstanceNormalization(x, c, c)",
+        "y = GroupNormalization<num_groups = 2>(x, c, c)",
+    ],
+)
+@pytest.mark.parametrize("size", ["n", "3"])
+def test_avoided_standard_norm_is_written_as_several_proved_nodes(body: str, size: str) -> None:
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 23]> g (float[{size},4,8] x, float[8] s, float[4] c)
+        => (float[{size},4,8] y) {{ {body} }}"""
+    )
+    assert standardize_foreign_norms(proto)[0] is proto
+    op = proto.graph.node[0].op_type
+    out, read = standardize_foreign_norms(proto, frozenset({op}))
+    assert op not in {node.op_type for node in out.graph.node}
+    certificate = read.expansions[0].finding.certificate
+    assert certificate is not None
+    assert (certificate.method, certificate.gains) == ("exact", False)

@@ -37,9 +37,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import ExtensionError, InputError, NormdeployError
+from ...findings.records import Finding
 from ...findings.rendering import Renderable, ShortRepr
 from ...norms.third_party import is_managed_op
-from ...option_values import TENSORRT
+from ...option_values import ANY, TENSORRT
+from ...runtimes.target_support import Target, find_target
 from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime
 from ...storage.proto_traversal import iter_bodies, nodes_with_opsets
 from ...types import PathLike
@@ -61,6 +63,8 @@ from .norm_rules import (
     find_training_nodes,
 )
 from .quantization_rules import find_quantization_problems
+from .runtime_faults import find_runtime_faults
+from .target_rules import find_target_problems, is_supported_form
 from .third_party_rules import ThirdPartyRule, load_rules
 
 if TYPE_CHECKING:
@@ -105,6 +109,7 @@ class Check(Renderable):
         rules: our rules, followed by the rules of installed packages.
         unasked: the requested runtime and the reason why it is missing, if a rule of ``fail_on`` needs this runtime;
             else "".
+        target: the requested target; "" if none was requested.
     """
 
     files: tuple[CheckedFile, ...]
@@ -112,6 +117,7 @@ class Check(Renderable):
     baseline: bool = False
     rules: tuple[Rule, ...] = RULES
     unasked: str = ""
+    target: str = ""
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -166,6 +172,8 @@ def check(call: CheckCall) -> Check:
             counts. A file with normdeploy's own ops or third-party ops is checked with fuse "portable".
         precision: "fp16" or "bf16": judge the epsilons as if the file computed in this type. None judges them in the
             types of the file.
+        target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "coreml-mlprogram" or
+            "tensorrt-10.9". Norms are compared with its published op lists. The installed runtimes do not count.
         compute_capability: compute capability of the oldest target GPU, such as "8.6".
         baseline: file of an earlier result, as JSON or SARIF. Problems that it contains do not fail the check.
         progress: called with (stage, done, total); total is 0 if unknown.
@@ -175,8 +183,8 @@ def check(call: CheckCall) -> Check:
         The problems of each file. The result is true if the check passes.
 
     Raises:
-        InputError: a rule or compute capability is unknown, or the baseline can't be read. A file that can't be read is
-            part of the result instead.
+        InputError: a rule, target or compute capability is unknown, the baseline can't be read, or both a runtime and a
+            target were passed. A file that can't be read is part of the result instead.
         ExtensionError: a package's rule is broken.
     """
     others = load_rules()
@@ -186,6 +194,7 @@ def check(call: CheckCall) -> Check:
     if unknown:
         raise InputError(f"unknown rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
     capability = _parse_capability(call.compute_capability)
+    target = _resolve_target(call)
     if "all" in call.fail_on:
         failing = ids
     else:
@@ -196,7 +205,7 @@ def check(call: CheckCall) -> Check:
         f for s in cast("Sequence[PathLike]", call.sources) for f in find_onnx_files(os.fspath(s))
     ):
         try:
-            judged = _judge_file(source, call, capability, others)
+            judged = _judge_file(source, call, capability, target, others)
         except ExtensionError:
             # The package is broken, not the file, so the error is not reported for the file.
             raise
@@ -205,7 +214,19 @@ def check(call: CheckCall) -> Check:
             continue
         graded = tuple(_grade_problems(source, judged.findings, failing, left, rules))
         files.append(replace(judged, findings=graded))
-    return Check(tuple(files), failing, call.baseline is not None, rules, _describe_unchecked(call.runtime, failing))
+    unasked = _describe_unchecked(call.runtime, failing)
+    return Check(tuple(files), failing, call.baseline is not None, rules, unasked, call.target or "")
+
+
+def _resolve_target(call: CheckCall) -> Target | None:
+    if call.target is None:
+        return None
+    if call.runtime != ANY:
+        raise InputError(
+            f"runtime is {call.runtime!r} and target is {call.target!r}; pass one of them: a runtime is asked here, and"
+            " a target is compared with its published op lists"
+        )
+    return find_target(call.target)
 
 
 def _describe_unchecked(runtime: str, failing: Sequence[str]) -> str:
@@ -245,14 +266,21 @@ def find_onnx_files(source: str) -> list[str]:
 
 
 def _judge_file(
-    source: str, call: CheckCall, capability: float | None, others: Sequence[ThirdPartyRule] = ()
+    source: str,
+    call: CheckCall,
+    capability: float | None,
+    target: Target | None,
+    others: Sequence[ThirdPartyRule] = (),
 ) -> CheckedFile:
     """Apply every rule to a file.
 
     Returns:
         the problems without their levels, the notes, and the number of norms.
     """
-    runtime = call.runtime
+    if target is None:
+        runtime = call.runtime
+    else:
+        runtime = target.runtime
     fuse = call.fuse
     proto, weights, deployed = open_onnx_source(source, loading=call.load_keywords, progress=call.progress)
     if any(is_managed_op(node.domain, node.op_type) for node, _ in nodes_with_opsets(proto)):
@@ -271,14 +299,36 @@ def _judge_file(
     problems += find_overflowing_constants(proto, told)
     problems += find_quantization_problems(proto, runtime, capability)
     problems += find_misbound_calls(proto, runtime)
-    if deployed and runtime in TENSORRT and not any(p.rule in REFUSED_BY_TENSORRT for p in problems):
+    problems += find_runtime_faults(proto, runtime)
+    if target is not None:
+        problems = [*_drop_answers_of_installed_runtimes(problems, summary.findings, target)]
+        problems += find_target_problems(proto, target)
+    elif deployed and runtime in TENSORRT and not any(p.rule in REFUSED_BY_TENSORRT for p in problems):
         problems += find_parser_refusals(proto, runtime)
     problems += [problem for other in others for problem in other.find_problems(proto)]
     # The rules read the weights through references, so the weights must not be freed earlier.
     del weights
+    if target is None:
+        notes = summary.notes
+    else:
+        notes = (target.note,) if target.note else ()
     found = (replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems)
     norms = Counter(finding.kind for finding in summary.findings)
-    return CheckedFile(source, tuple(found), tuple(summary.notes), dict(norms))
+    return CheckedFile(source, tuple(found), tuple(notes), dict(norms))
+
+
+def _drop_answers_of_installed_runtimes(
+    problems: Sequence[Problem], findings: Sequence[Finding], target: Target
+) -> Iterator[Problem]:
+    """Leave out what the installed runtimes answered, and advice to write an op that the target does not run."""
+    became = {finding.tensor: finding.became for finding in findings}
+    for problem in problems:
+        advice = problem.rule in ("decomposed", "wrong-form")
+        if problem.rule == "missing-kernel" or (
+            advice and not is_supported_form(target, became.get(problem.tensor, ""))
+        ):
+            continue
+        yield problem
 
 
 # ------------------------------------------------------------------ fingerprints and the baseline

@@ -31,7 +31,8 @@ class FailOption:
         "--fail-on",
         "Rules whose findings fail the check, separated by commas; or all, or none. Rules: decomposed, unfolded,"
         " train-mode, eps-lost, fp16-overflow, wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor,"
-        " blocked-fusion, fp8, weight-zero-point, unpaired, misbound, unparsed, and the rules of installed packages."
+        " blocked-fusion, fp8, weight-zero-point, unpaired, misbound, unparsed, runtime-fault, unsupported,"
+        " unsupported-opset, unknown-support, and the rules of installed packages."
         " The page check.md explains the rules. Default: decomposed, train-mode and eps-lost.",
         metavar="RULES",
         type=str | None,
@@ -66,6 +67,13 @@ class JudgingOptions:
         " compared with the forms that optimize writes for this runtime, and only this runtime has to support them.",
         metavar="RUNTIME",
         type=Runtime,
+    )
+    target: str | None = option_field(
+        None,
+        "--target",
+        "Runtime that can't run here, such as coreml-mlprogram, qnn, directml, webgpu, nnapi, xnnpack, tensorrt-10.9,"
+        " jetpack-6 or triton-26.07. Norms are compared with the op lists that the runtime publishes; nothing is run.",
+        metavar="NAME",
     )
     compute_capability: str | None = option_field(
         None, "--compute-capability", "Compute capability of the oldest target GPU.", metavar="8.6"

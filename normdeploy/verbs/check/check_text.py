@@ -25,7 +25,10 @@ def render_check(result: Check) -> str:
     if n := sum(p.known for p in problems):
         counted += f", {n} known from the baseline"
     notes = dict.fromkeys(
-        f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
+        f"note: {note}"
+        for file in result.files
+        for note in file.notes
+        if "missing-kernel" in result.fail_on or result.target
     )
     last = f"{counted}; rules that fail the check: {', '.join(result.fail_on) or 'none'}"
     return "".join(f"{escape_line(line)}\n" for line in (*lines, *notes, last))

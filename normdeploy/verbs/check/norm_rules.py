@@ -159,6 +159,30 @@ RULES = (
         "The installed TensorRT or TensorRT-RTX parsed the whole file; the message is its own. Checked only"
         " with `--runtime tensorrt` or `tensorrt-rtx`, for files up to 512 MB.",
     ),
+    Rule(
+        "runtime-fault",
+        "A runtime has a known fault at a node.",
+        "It computes wrong numbers, or its optimizer writes a node that fails. The message names the issue, and where"
+        " the fault was tried. `normdeploy verify` compares the outputs with the optimizer on and off.",
+    ),
+    Rule(
+        "unsupported",
+        "The target does not run a norm as it is written.",
+        "onnxruntime then runs the norm on the CPU, and TensorRT rejects the file. The answer comes from the op lists"
+        " that the runtime publishes; nothing was run. `normdeploy optimize --for ...` writes a form that the target"
+        " runs. Checked only with `--target`.",
+    ),
+    Rule(
+        "unsupported-opset",
+        "The file's opset is newer than those that the target reads.",
+        "Export with `--opset`, or with `--for`. Checked only with `--target`.",
+    ),
+    Rule(
+        "unknown-support",
+        "No source was read that says whether the target runs a norm.",
+        "Try the file on the target. Checked only with `--target`.",
+        level="note",
+    ),
 )
 # TensorRT's parser refuses a file with a problem of these rules. Such a file is not passed to the parser, which would
 # only report the same problem again.

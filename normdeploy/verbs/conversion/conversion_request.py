@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...compare.metrics import Metric
 from ...compare.policy import parse_policy
 from ...errors import InputError
 from ...inputs.image_dataset import Preprocessing
-from ...option_values import CUDA, ONNXRUNTIME
+from ...norms.norm_table import STANDARD
+from ...option_values import ANY, CUDA, DEFAULT_OPSET, ONNXRUNTIME
 from ...precision.tensor_ranges import load_samples
 from ...quantization.quantization_request import QuantizationRequest, require_half_support, require_runtime_kernels
+from ...runtimes.target_support import Target, find_target
 from ...verb_options import ConversionOptions
 from ..arguments.preprocessing_choice import resolve_preprocessing
 from ..arguments.user_metrics import metric_importer
@@ -66,6 +69,59 @@ def read_preprocessing_option(options: ConversionOptions) -> Preprocessing | Non
             " --calibrate"
         )
     return resolve_preprocessing(options.preprocess, trust=bool(getattr(options, "trust", False)))
+
+
+@dataclass(frozen=True)
+class TargetForms:
+    """Restriction of the written forms by ``--for`` and ``--opset``.
+
+    Attributes:
+        runtime: runtime whose measured forms are written.
+        avoided: standard norm ops that the target does not run.
+        limit: newest opset of the file; None for no limit.
+    """
+
+    runtime: str
+    avoided: frozenset[str] = frozenset()
+    limit: int | None = None
+
+
+def select_forms(options: ConversionOptions) -> TargetForms:
+    """Select the forms that a target and a stated opset allow.
+
+    Raises:
+        InputError: the target is unknown, or the options contradict it.
+    """
+    opset = getattr(options, "opset", None)
+    if options.target is None:
+        return TargetForms(options.runtime, limit=opset)
+    target = find_target(options.target)
+    if options.runtime not in (ANY, target.runtime):
+        raise InputError(
+            f"the target {target.name!r} needs runtime {target.runtime!r}, but the runtime is {options.runtime!r};"
+            " pass one of the two options"
+        )
+    if target.unknown and target.kind == "tensorrt":
+        raise InputError(f"can't choose forms for {target.name!r}: {target.note}")
+    newest = _newest_opset(target)
+    if opset is not None and newest is not None and opset > newest:
+        raise InputError(f"the target {target.name!r} reads opsets up to {newest}, not {opset}; pass --opset {newest}")
+    half = {"fp16": "float16", "bf16": "bfloat16"}.get(options.precision or "")
+    accepted = {dtype for op, row in target.ops.items() if op in STANDARD for dtype in row.dtypes}
+    if half is not None and accepted and half not in accepted:
+        raise InputError(
+            f"the target {target.name!r} takes {' and '.join(sorted(accepted))}, not {half}; omit --precision, or pass"
+            " the other one"
+        )
+    return TargetForms(target.runtime, target.avoided_ops(), opset or newest)
+
+
+def _newest_opset(target: Target) -> int | None:
+    """Return the newest opset that is known to work, or None for no limit."""
+    if target.unknown:
+        # Without an op list, the newest opset that needs no recent release is used: onnxruntime 1.17 and newer read it.
+        return DEFAULT_OPSET
+    return target.opsets[1]
 
 
 def select_target(options: ConversionOptions) -> str:

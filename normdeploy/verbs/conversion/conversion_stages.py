@@ -14,6 +14,7 @@ from ...errors import GraphError, InputError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
+from ...graphs.graph import NEWEST
 from ...inputs.image_dataset import Preprocessing
 from ...log import log_norms
 from ...model import InputSpec
@@ -42,9 +43,11 @@ from ..arguments.export_result import ExportResult, ModelOrigin
 from ..stage_progress import StageTimer, describe_loading
 from .certificate_file import describe_certified_file, require_certifiable
 from .conversion_request import (
+    TargetForms,
     parse_quantization_request,
     read_calibration_samples,
     read_preprocessing_option,
+    select_forms,
     select_target,
 )
 from .finding_merge import merge_findings
@@ -65,6 +68,8 @@ class Conversion:
     stages: StageTimer
     # Path of the certificate file; None if no certificate file was requested.
     certificate: PathLike | None = field(default=None, kw_only=True)
+    # Restriction of the forms by the target and the stated opset.
+    forms: TargetForms = field(init=False)
     target: str = field(init=False)
     wish: QuantizationRequest | None = field(init=False)
     # Preparation of the files in the calibration folders; None for arrays.
@@ -121,17 +126,20 @@ class Conversion:
         """
         return []
 
-    def set_wanted(self, weights: Weights, *, attentions: bool) -> None:
+    def set_wanted(self, weights: Weights, *, attentions: bool, opset: int) -> None:
         """Set the options of the rewrites.
 
         Args:
             weights: the model's large weights.
             attentions: also fuse attentions.
+            opset: opset of the file before the rewrites.
         """
         self.wanted = RewriteOptions(
             self.target,
             # `join_ops` writes normdeploy's own ops into a quantized file later, after quantization.
             "standard" if self.wish is not None else self.options.fuse,
+            limit=self._opset_limit(opset),
+            avoided=self.forms.avoided,
             attentions=attentions,
             rows=not self.options.dynamic,
             partial=self.wish is None or self.wish.activation_format is None,
@@ -139,6 +147,11 @@ class Conversion:
             weights=weights,
             recorder=self.recorder,
         )
+
+    def _opset_limit(self, opset: int) -> int:
+        if self.forms.limit is None:
+            return NEWEST
+        return max(self.forms.limit, opset)
 
     def make_result(self, origin: ModelOrigin) -> ExportResult:
         """Build the verb's result.
@@ -216,6 +229,8 @@ def require_options(conversion: Conversion) -> None:
         InputError: options contradict each other, or the samples can't be read.
         NormdeployError: the output can't be written.
     """
+    conversion.forms = select_forms(conversion.options)
+    conversion.options = replace(conversion.options, runtime=conversion.forms.runtime)
     options = conversion.options
     if conversion.output is not None:
         require_writable_output(conversion.output, conversion.source)
@@ -327,7 +342,13 @@ def join_ops(conversion: Conversion) -> None:
     """
     options = conversion.options
     wanted = RewriteOptions(
-        conversion.target, options.fuse, attentions=False, rows=False, progress=conversion.stages.progress
+        conversion.target,
+        options.fuse,
+        limit=conversion.wanted.limit,
+        avoided=conversion.wanted.avoided,
+        attentions=False,
+        rows=False,
+        progress=conversion.stages.progress,
     )
     made = norm_optimizer.optimize_with_steps(conversion.proto, wanted, options.strict)
     (proto, summary, _), notes, _ = _compare_with_original(

@@ -19,13 +19,14 @@ from ...graphs.opset_conversion import convert_to_opset
 from ...graphs.region import RefusedError
 from ...loading.in_place_writes import buffer_write_notes, input_write_notes
 from ...model import LoadedModel, ModelSignature
-from ...option_values import TENSORRT, TORCH_OPSETS
+from ...option_values import DEFAULT_OPSET, TENSORRT, TORCH_OPSETS
 from ...ort_sessions.opset_limits import describe_unloadable_opset
 from ...rewriting import attention_fusion, rewrite_rollback
 from ...runtimes import ort_loadability
 from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code
+from ...storage.onnx_domains import default_domain_opset
 from ...types import PathLike, Progress
 from ...verb_options import CertificateOption, LoadingOptions
 from ..arguments.argument_validation import take_fields_as_arguments
@@ -59,9 +60,6 @@ if TYPE_CHECKING:
 # Minimum bytes of weights (64 MiB) for which a model from a file is freed early. To free it, the garbage collector must
 # run, which takes up to 0.5 s.
 _HEAVY = 2**26
-# Default opset: the first one with a usable GroupNormalization. From opset 23 on, the exporter writes Attention nodes,
-# which TensorRT can't build.
-OPSET = 21
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,10 @@ def export(call: ExportCall) -> ExportResult:
         output: path of the ONNX file; None returns the model in memory only.
         input_names, output_names: names of all inputs and of all outputs of the file, in their order, as for
             ``torch.onnx.export``. None keeps the model's names.
-        opset: 18 to 28; None means 21. Opsets above 25 are reached by converting torch's file. If the node of a norm
-            needs a newer opset, the file gets this opset, and a note says so.
+        opset: 18 to 28. A norm whose node needs a newer opset gets another form, or stays as it is. None means 21, or a
+            newer opset if the node of a norm needs it. Opsets above 25 are reached by converting torch's file.
+        target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
+            It chooses ``runtime`` and the newest opset. Norm ops that the target does not run are not written.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "tensorrt" or "tensorrt-rtx".
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
@@ -233,14 +233,18 @@ def trace_model(export: ExportConversion) -> None:
     assert export.model is not None
     export.proto, weights = export_without_weights(
         export.model,
-        opset=min(call.opset or OPSET, TORCH_OPSETS.stop - 1),
+        opset=min(call.opset or DEFAULT_OPSET, TORCH_OPSETS.stop - 1),
         custom_translation_table=call.custom_translation_table,
         progress=call.progress,
     )
     export.signature = export.model.as_signature
     export.inputs = export.signature.inputs
     opset = call.opset or attention_fusion.OPSET
-    export.set_wanted(weights, attentions=call.precision is None and opset >= attention_fusion.OPSET)
+    export.set_wanted(
+        weights,
+        attentions=call.precision is None and opset >= attention_fusion.OPSET,
+        opset=default_domain_opset(export.proto),
+    )
 
 
 def run_reference(export: ExportConversion) -> None:
@@ -323,6 +327,20 @@ def raise_opset(export: ExportConversion) -> None:
     export.summary = replace(export.summary, opset=opset)
 
 
+def require_stated_opset(export: ExportConversion) -> None:
+    """Require the opset that the user stated. A norm never raises it, but a dtype may need a newer one.
+
+    Raises:
+        ExportError: the file needs a newer opset.
+    """
+    stated = export.options.opset
+    if stated is not None and export.summary.opset > stated:
+        raise ExportError(
+            f"the file needs opset {export.summary.opset}, not {stated}, because of its dtypes; pass --opset"
+            f" {export.summary.opset}, or omit --opset"
+        )
+
+
 def add_record(export: ExportConversion) -> None:
     """Write the export record into the file: the inputs of the model and the options of the export.
 
@@ -358,10 +376,6 @@ def note_the_rest(export: ExportConversion) -> None:
         dims = export.signature.named_dims.items()
         sizes = [f"{d.name}={d.min}:{d.opt}:{d.max} ({taken[name]})" for name, d in dims if name in taken]
         notes.append(f"sizes assumed because none were stated: {', '.join(sizes)}; state others with --dim")
-    if call.opset is not None and export.summary.opset > call.opset:
-        notes.append(
-            f"the file has opset {export.summary.opset}, not {call.opset}: one of its nodes or dtypes needs it"
-        )
     count_nodes(export)
 
 
@@ -378,6 +392,7 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(compare_with_reference, "check"),
     *LOWERING,
     ConversionStage(raise_opset),
+    ConversionStage(require_stated_opset),
     ConversionStage(add_record),
     ConversionStage(write_file, "write", Conversion.is_written),
     ConversionStage(write_certificate, "certificate", Conversion.is_certified),

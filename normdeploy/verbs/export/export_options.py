@@ -12,7 +12,9 @@ from ...verb_options import ConversionOptions, LoadingOptions, option_field
 class OpsetOptions:
     """Option for the opset of an exported file."""
 
-    opset: int | None = option_field(None, "--opset", "Opset, 18 to 28. Default: 21, or higher if a norm needs it.")
+    opset: int | None = option_field(
+        None, "--opset", "Opset, 18 to 28; it is not raised. Default: 21, or higher if a norm needs it."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import cast
 
 import onnx
 
-from ...errors import GraphError
+from ...errors import GraphError, InputError
 from ...graphs import simplification as cleaner
 from ...graphs.shape_inference import ShapeContradiction, drop_contradictions
 from ...inputs import input_ranges
@@ -20,9 +20,11 @@ from ...model import InputSpec
 from ...option_values import TENSORRT
 from ...rewriting import int32_codes
 from ...runtimes import ort_loadability
+from ...runtimes.target_support import find_target
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code, update_record
 from ...storage.memory_models import is_memory_model, to_model_proto
+from ...storage.onnx_domains import default_domain_opset
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
@@ -88,6 +90,8 @@ def optimize(call: OptimizeCall) -> ExportResult:
             ``source``.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "tensorrt" or "tensorrt-rtx".
+        target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
+            It chooses ``runtime``. Norm ops that the target does not run become several nodes.
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
             onnxruntime's documentation, not measurements.
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
@@ -121,7 +125,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
             were tried. Failures of onnxruntime are accepted if ``runtime`` is a TensorRT runtime, or if only ops of
             another library are missing. They are also accepted if only CPU kernels are missing and the provider is
             "cuda" or ``runtime`` is "any".
-        InputError: the calibration samples or the dims do not fit the model.
+        InputError: the calibration samples or the dims do not fit the model, or ``target`` can't be held.
         CertificateError: ``strict`` is set and a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
@@ -178,7 +182,9 @@ def load_file(optimization: OptimizeConversion) -> None:
     call = optimization.options
     proto, weights = share_large_weights(call.read_model())
     optimization.contradictions = drop_contradictions(proto)
-    optimization.set_wanted(weights, attentions=call.precision is None)
+    opset = default_domain_opset(proto)
+    _require_readable_opset(call, opset)
+    optimization.set_wanted(weights, attentions=call.precision is None, opset=opset)
     optimization.signed = _find_vouched_modules(proto, call.source)
     inputs, optimization.hints = input_ranges.resolve_input_ranges(proto, _read_recorded_inputs(proto, call), call.dims)
     if call.inputs:
@@ -187,6 +193,20 @@ def load_file(optimization: OptimizeConversion) -> None:
     if call.runtime in TENSORRT:
         optimization.codes = int32_codes.count_int32_dequantizers(proto)
     optimization.proto = proto
+
+
+def _require_readable_opset(call: OptimizeCall, opset: int) -> None:
+    """Refuse a file whose opset the target does not read, because optimize can't lower it.
+
+    Raises:
+        InputError: the file's opset is too new.
+    """
+    newest = None if call.target is None else find_target(call.target).opsets[1]
+    if newest is not None and opset > newest:
+        raise InputError(
+            f"the file has opset {opset}, and the target {call.target!r} reads opsets up to {newest}; export the model"
+            f" with opset {newest}"
+        )
 
 
 def clean_up(optimization: OptimizeConversion) -> None:

@@ -18,7 +18,7 @@ from normdeploy.errors import InputError
 from normdeploy.findings.records import Finding, RuntimeSupport
 from normdeploy.verbs.check import norm_rules as guard_rules
 from normdeploy.verbs.check.check_function import Check
-from normdeploy.verbs.check.norm_rules import IDS, Problem
+from normdeploy.verbs.check.norm_rules import IDS, RULES, Problem
 from normdeploy.verbs.check.sarif import to_sarif
 from tests.verbs.inspect.test_norm_census import BIASED, model
 
@@ -434,7 +434,7 @@ def test_kernels_of_another_form_do_not_count() -> None:
 def test_sarif_calls_the_rules_that_fail_errors() -> None:
     run = json.loads(to_sarif(Check((), ("unfolded", "refused"))))["runs"][0]
     levels = {rule["id"]: rule["defaultConfiguration"]["level"] for rule in run["tool"]["driver"]["rules"]}
-    assert levels == dict.fromkeys(IDS, "warning") | {"unfolded": "error", "refused": "error"}
+    assert levels == {rule.id: rule.level for rule in RULES} | {"unfolded": "error", "refused": "error"}
     run = json.loads(to_sarif(Check((), ())))["runs"][0]
     levels = {rule["id"]: rule["defaultConfiguration"]["level"] for rule in run["tool"]["driver"]["rules"]}
-    assert levels == dict.fromkeys(IDS, "warning") | {"refused": "note"}
+    assert levels == dict.fromkeys(IDS, "warning") | {"refused": "note", "unknown-support": "note"}

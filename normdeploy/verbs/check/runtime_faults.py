@@ -1,0 +1,178 @@
+"""Find nodes at which a runtime has a known fault: wrong numbers, or a fusion that fails.
+
+Each fault has the number of its issue, and says where it was tried. A fault that was only reported says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from ...contrib.expansion_types import tensor_types
+from ...graphs.dims import Types
+from ...graphs.proto_queries import module_path
+from ...norms.norm_table import ROWS
+from ...option_values import TENSORRT
+from ...runtimes.target_support import op_key
+from ...storage.onnx_domains import default_domain_opset
+from ...storage.proto_traversal import attribute_value
+from .norm_rules import Problem
+
+_KINDS = {row.op: row.kind for row in ROWS}
+
+
+@dataclass(frozen=True)
+class _FaultyGraph:
+    """Graph with the types of its tensors and the producer of each tensor."""
+
+    types: Types
+    producers: Mapping[str, onnx.NodeProto]
+
+    def rank(self, name: str) -> int | None:
+        shape = self.types[name][1]
+        return None if shape is None else len(shape)
+
+    def is_chain(self, name: str, *ops: str) -> bool:
+        """Return True if the tensor is computed by ``ops``, last op first, each from an input of the op before."""
+        if not ops:
+            return True
+        node = self.producers.get(name)
+        if node is None or node.op_type != ops[0]:
+            return False
+        return any(self.is_chain(source, *ops[1:]) for source in node.input)
+
+
+@dataclass(frozen=True)
+class RuntimeFault:
+    """Known fault of a runtime.
+
+    Attributes:
+        issue: repository and number of the report; "" if the project knows no report.
+        tensorrt: True for a fault of TensorRT, False for a fault of onnxruntime.
+        effect: what happens, and where it was tried.
+        remedy: what to write instead.
+        matches: tells if a node has the fault.
+    """
+
+    issue: str
+    tensorrt: bool
+    effect: str
+    remedy: str
+    matches: Callable[[_FaultyGraph, onnx.NodeProto], bool]
+
+
+def _has_narrow_scale(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    """Match a LayerNormalization or RMSNormalization whose scale has fewer axes than are normalized."""
+    if op_key(node) not in ("LayerNormalization", "RMSNormalization") or len(node.input) < 2:
+        return False
+    rank = graph.rank(node.input[0])
+    scale = graph.rank(node.input[1])
+    axis = attribute_value(node, "axis", -1)
+    if scale is None or (rank is None and axis >= 0):
+        return False
+    normalized = -axis if axis < 0 else (rank or 0) - axis
+    return scale < normalized
+
+
+def _broadens_normalized_value(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    """Match a Mul that multiplies a norm in the spelling that onnxruntime fuses by a tensor with longer rows."""
+    if op_key(node) != "Mul" or len(node.input) != 2:
+        return False
+    result = graph.types[node.output[0]][1]
+    for name in node.input:
+        if not graph.is_chain(name, "Div", "Sqrt", "Add", "ReduceMean", "Pow"):
+            continue
+        shape = graph.types[name][1]
+        if shape is not None and result is not None and shape[-1:] != result[-1:]:
+            return True
+    return False
+
+
+def _has_single_scale_after_add(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    """Match a LayerNormalization of a sum whose scale is one number for a longer row."""
+    if op_key(node) != "LayerNormalization" or not graph.is_chain(node.input[0], "Add"):
+        return False
+    row = graph.types[node.input[0]][1]
+    return graph.types[node.input[1]][1] == (1,) and row is not None and row[-1:] != (1,)
+
+
+def _is_half_skip_norm(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    skips = op_key(node) == "com.microsoft.SkipSimplifiedLayerNormalization"
+    return skips and graph.types[node.input[0]][0] == onnx.TensorProto.FLOAT16
+
+
+def _has_one_group(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    return op_key(node) == "GroupNormalization" and attribute_value(node, "num_groups", 0) == 1
+
+
+FAULTS = (
+    RuntimeFault(
+        "onnxruntime#28971",
+        tensorrt=False,
+        effect="onnxruntime's CUDA provider is reported to compute wrong numbers if the scale has fewer axes than the"
+        " norm. The CPU provider of 1.31.1 computes the right numbers",
+        remedy="Write the scale in the shape of the normalized axes",
+        matches=_has_narrow_scale,
+    ),
+    RuntimeFault(
+        "onnxruntime#31980",
+        tensorrt=False,
+        effect="onnxruntime's optimizer fuses the Mul with the norm, although it makes the result larger, and then"
+        " fails to run. This was seen in the CPU provider of 1.31.1",
+        remedy="Turn the optimizer's extended level off, or expand the input before the norm",
+        matches=_broadens_normalized_value,
+    ),
+    RuntimeFault(
+        "",
+        tensorrt=False,
+        effect="onnxruntime's optimizer fuses the Add with the norm as SkipLayerNormalization, which refuses a scale"
+        " of one number. This was seen in the CPU provider of 1.31.1",
+        remedy="Write the scale out to one number per element; `normdeploy optimize` does it",
+        matches=_has_single_scale_after_add,
+    ),
+    RuntimeFault(
+        "onnxruntime#29034",
+        tensorrt=False,
+        effect="SkipSimplifiedLayerNormalization in float16 is reported to give zeros. The CPU provider of 1.31.1"
+        " computes the right numbers for a small example",
+        remedy="Compare the outputs on your provider with verify",
+        matches=_is_half_skip_norm,
+    ),
+    RuntimeFault(
+        "TensorRT#4756",
+        tensorrt=True,
+        effect="TensorRT runs a GroupNormalization with one group as an InstanceNormalization, so the numbers are"
+        " wrong",
+        remedy="`normdeploy optimize --runtime tensorrt` writes a LayerNormalization",
+        matches=_has_one_group,
+    ),
+)
+
+
+def find_runtime_faults(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
+    """Find the nodes of the main graph at which a runtime has a known fault.
+
+    Args:
+        runtime: runtime whose faults count. "any" means onnxruntime, whose files are not for TensorRT alone.
+
+    Yields:
+        A problem for each node and fault.
+    """
+    graph = _FaultyGraph(
+        tensor_types(proto, default_domain_opset(proto)),
+        {name: node for node in proto.graph.node for name in node.output},
+    )
+    for node in (n for n in proto.graph.node if n.input and n.output):
+        for fault in FAULTS:
+            if fault.tensorrt is (runtime in TENSORRT) and fault.matches(graph, node):
+                number = f" ({fault.issue})" if fault.issue else ""
+                yield Problem(
+                    "runtime-fault",
+                    f"{node.op_type}: {fault.effect}{number}. {fault.remedy}",
+                    kind=_KINDS.get(node.op_type, ""),
+                    module=module_path(node),
+                    node=node.name,
+                    tensor=node.output[0],
+                )
