@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from ...graphs.symbolic_sizes import Size
-from .field_values import NotEvaluated, Sign, Value
+from .field_values import CastRounding, NotEvaluated, Sign, Value
 from .float_errors import UNITS
 from .op_call import Call
 from .residues import Array
@@ -104,7 +104,8 @@ def _round_to(call: Call, x: Value, to: int) -> Value:
     approx = call.field.approx(x)
     if approx is not None:
         approx = approx.rounded(UNITS[to])
-    if call.field.rounding_is_exact:
+    if call.field.casts is not CastRounding.ALL:
+        call.field.exact_casts.add(to)
         return replace(x, approx=approx)
     made = call.field.unknown_function(f"Cast to {to}", [x], approx=approx)
     # Rounding keeps zero and the sign, but a small number becomes zero.
@@ -113,11 +114,14 @@ def _round_to(call: Call, x: Value, to: int) -> Value:
 
 
 def _cast_stored_to_float(call: Call, x: Value, stored: Array, to: int) -> Value:
-    if x.kind == "f" and call.field.rounding_is_exact:
-        return x
     with np.errstate(all="ignore"):
         rounded = stored.astype(_FLOATS[to])
-    return call.field.constant(rounded)
+    made = call.field.constant(rounded)
+    if x.kind == "f" and call.field.casts is CastRounding.NONE and not made.special:
+        if not np.array_equal(rounded.astype(np.float64), stored.astype(np.float64)):
+            call.field.exact_casts.add(to)
+        return x
+    return made
 
 
 def _sign_of_sizes(array: Array) -> Sign:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...graphs.symbolic_sizes import Size
 from .field_run import RANDOM, ConcreteGraph, Trace, evaluate_graph
-from .field_values import Field, Value, hash_matrix, is_large_matrix
+from .field_values import CastRounding, Field, Value, hash_matrix, is_large_matrix
 from .file_pair import FilePair, Port
 from .folded_constants import RoundedConstant, fold_neighbors, match_constants
 from .op_call import Call
@@ -198,26 +197,21 @@ def _distance(one: Value, other: Value) -> float:
     return float(np.abs(a - b).max(initial=0.0))
 
 
-def compare_files(
-    pair: FilePair, sizes: Mapping[str, int] | None = None, *, rounding_is_exact: bool = False
-) -> Comparison:
+def compare_files(pair: FilePair, casts: CastRounding = CastRounding.ALL) -> Comparison:
     """Compare two files at a random point.
 
     If their outputs differ, constants that one file may have computed from the other file's constants are replaced by
     their exact values.
 
     Args:
-        sizes: sizes of the open dims. None leaves them open: then the comparison holds for all sizes.
-        rounding_is_exact: a Cast to a narrower floating type changes nothing, so equal outputs prove nothing.
+        casts: Casts to a narrower floating type that change numbers.
 
     Returns:
         the comparison.
     """
     rng = random.Random(random.SystemRandom().getrandbits(128))
-    fixed = {name: Size.from_int(n) for name, n in (sizes or {}).items()}
-    shapes = [tuple(size.substitute(fixed) for size in shape) for shape in pair.shapes]
     first, second = (
-        file.with_shapes({ports[k].name: shape for ports, shape in zip(pair.inputs, shapes, strict=True)})
+        file.with_shapes({ports[k].name: shape for ports, shape in zip(pair.inputs, pair.shapes, strict=True)})
         for k, file in enumerate((pair.first, pair.second))
     )
     primes = _PRIMES
@@ -225,10 +219,10 @@ def compare_files(
     shared = _shared_matrices(first, second)
     while True:
         seed = rng.getrandbits(128)
-        point = Field(draw_primes(primes, rng), seed, points, shared, rounding_is_exact=rounding_is_exact)
+        point = Field(draw_primes(primes, rng), seed, points, shared, casts=casts)
         values = [
             point.free(f"input {i}", shape, _kind(ports[0]), ports[0].elem_type)
-            for i, (ports, shape) in enumerate(zip(pair.inputs, shapes, strict=True))
+            for i, (ports, shape) in enumerate(zip(pair.inputs, pair.shapes, strict=True))
         ]
         mine, theirs = (
             {ports[k].name: value for ports, value in zip(pair.inputs, values, strict=True)} for k in (0, 1)

@@ -45,11 +45,13 @@ class Trace:
         values: values by tensor name.
         reasons: outputs of nodes that the field can't evaluate → the op and the reason.
         facts: arguments at which the graph is not defined everywhere.
+        exact_casts: outputs of nodes → floating types of their Casts that would round but were exact.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    exact_casts: dict[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,10 @@ def evaluate_graph(
         for name in node.input:
             if name and name not in values and name in graph.constants:
                 values[name] = _constant(point, graph.constants[name])
+        point.exact_casts = set()
         results = _evaluate_node(point, graph, node, trace)
+        if point.exact_casts:
+            trace.exact_casts.update(dict.fromkeys(node.output, frozenset(point.exact_casts)))
         results = _with_types(node, trace.values, results, graph.kinds)
         for name, value in zip(node.output, results, strict=False):
             if name:

@@ -40,6 +40,20 @@ class Sign(IntEnum):
     POSITIVE = 2
 
 
+class CastRounding(IntEnum):
+    """Casts to a narrower floating type that change numbers. Exact Casts do not change them.
+
+    Attributes:
+        ALL: every such Cast rounds.
+        CONSTANTS: only Casts of stored constants round.
+        NONE: no Cast rounds.
+    """
+
+    ALL = 0
+    CONSTANTS = 1
+    NONE = 2
+
+
 class NotEvaluated(Exception):
     """Raised if the field can't evaluate a node. The node then counts as an unknown function of its inputs."""
 
@@ -274,7 +288,8 @@ class Field:
         limits: open sizes, each with the largest size for which the proof holds.
         safe: arguments that are valid at every real input.
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
-        rounding_is_exact: a Cast to a narrower floating type changes nothing. Then equal outputs prove nothing.
+        casts: Casts to a narrower floating type that change numbers.
+        exact_casts: types of the Casts of the node under evaluation that would round but were exact.
     """
 
     def __init__(
@@ -284,12 +299,14 @@ class Field:
         open_points: int = 4,
         shared: frozenset[bytes] = frozenset(),
         *,
-        rounding_is_exact: bool = False,
+        casts: CastRounding = CastRounding.ALL,
     ) -> None:
-        self.rounding_is_exact = rounding_is_exact
+        self.casts = casts
+        self.exact_casts: set[int] = set()
         self.open_points = open_points
         self._shared = shared
-        self._hashes: dict[tuple[object, ...], bytes] = {}
+        # The arrays are kept, so that no other array gets their address.
+        self._hashes: dict[tuple[object, ...], tuple[bytes, Array]] = {}
         # Points that the few-points lemma requires
         self.required_points = 0
         self.arithmetic = Residues(primes)
@@ -309,8 +326,8 @@ class Field:
             return None
         place = (x.stored.__array_interface__["data"][0], x.stored.shape, x.stored.strides)
         if place not in self._hashes:
-            self._hashes[place] = hash_matrix(x.stored)
-        found = self._hashes[place]
+            self._hashes[place] = hash_matrix(x.stored), x.stored
+        found = self._hashes[place][0]
         return found if found in self._shared else None
 
     # ------------------------------------------------------------ error probability

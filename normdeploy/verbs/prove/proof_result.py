@@ -50,6 +50,21 @@ class Place:
 
 
 @dataclass(frozen=True)
+class ExactCast:
+    """Cast to a narrower floating type whose rounding the proof left out.
+
+    Both files hold the values that depend on the Cast in the same type.
+
+    Attributes:
+        tensor: tensor that it makes.
+        type: name of its type, such as "float16".
+    """
+
+    tensor: str
+    type: str
+
+
+@dataclass(frozen=True)
 class Counterexample:
     """Input at which both files were run in float64 and gave different results.
 
@@ -82,6 +97,7 @@ class FileProof(Renderable):
         error_bits: the error probability of a proof is at most 2^-error_bits; 0 without a proof.
         sizes: sizes for which the proof holds, in words.
         rounded: constants of either file that count as rounded values of exact constants.
+        casts: Casts of either file whose roundings the proof left out.
         reason: why the files are not proved equal; "" if they are.
         places: where each file first leaves the other one; None for a file that does not.
         counterexample: an input that shows the difference; None without one.
@@ -96,6 +112,7 @@ class FileProof(Renderable):
     error_bits: int
     sizes: str
     rounded: tuple[RoundedConstant, ...]
+    casts: tuple[ExactCast, ...]
     reason: str
     places: tuple[Place | None, Place | None]
     counterexample: Counterexample | None
@@ -138,6 +155,7 @@ class FileProof(Renderable):
             "error_bits": self.error_bits,
             "sizes": self.sizes,
             "rounded": [asdict(r) for r in self.rounded],
+            "casts": [asdict(c) for c in self.casts],
             "reason": self.reason,
             "places": [None if p is None else asdict(p) for p in self.places],
             "counterexample": shown,

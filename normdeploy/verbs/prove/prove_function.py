@@ -14,11 +14,13 @@ import numpy as np
 
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import resolve_onnx
+from .cast_matching import list_exact_casts, outputs_rounded_differently
 from .counterexamples import FAILURES, Difference, Float64File, find_difference, write_npz
 from .equality_proof import PROMISED_BITS, Comparison, compare_files
+from .field_values import CastRounding
 from .file_pair import FilePair, NotComparable, OpenFile, draw_feeds, iter_sizes, pair_files, parse_map
 from .folded_constants import RoundedConstant
-from .proof_result import Counterexample, FileProof, Place, Verdict
+from .proof_result import Counterexample, ExactCast, FileProof, Place, Verdict
 from .prove_options import ProveCall
 
 # Relative difference in float64 above which files differ by more than the rounding of constants of float32
@@ -72,6 +74,7 @@ class _Draft:
     notes: tuple[str, ...] = ()
     sizes: str = ""
     rounded: tuple[RoundedConstant, ...] = ()
+    casts: tuple[ExactCast, ...] = ()
     places: tuple[Place | None, Place | None] = (None, None)
 
     def finish(
@@ -86,6 +89,7 @@ class _Draft:
             error_bits=bits,
             sizes=self.sizes,
             rounded=self.rounded,
+            casts=self.casts,
             reason=reason,
             places=self.places,
             counterexample=shown,
@@ -97,9 +101,13 @@ class _Draft:
 def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     draft.notes = pair.notes
     compared = compare_files(pair)
+    cast_reason = ""
+    if compared.different_outputs() and compared.has_roundings:
+        relaxed, cast_reason = _compare_with_exact_casts(pair)
+        compared = relaxed or compared
     draft.rounded = tuple(r for side in compared.rounded for r in side.values())
     if compared.different_outputs():
-        return _explain_difference(pair, compared, draft)
+        return _explain_difference(pair, compared, draft, cast_reason)
     obstacle = _find_obstacle(compared)
     if obstacle:
         return draft.finish(Verdict.UNKNOWN, obstacle)
@@ -107,8 +115,25 @@ def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     if pair.symbols:
         limits = sorted(f"{size} ≤ {most}" for size, most in compared.point.limits)
         draft.sizes = "for all sizes of 1 or more" + (f" with {', '.join(limits)}" if limits else "")
-    verdict = Verdict.ROUNDED if draft.rounded else Verdict.EQUAL
+    draft.casts = tuple(list_exact_casts(compared))
+    verdict = Verdict.ROUNDED if draft.rounded or draft.casts else Verdict.EQUAL
     return draft.finish(verdict, bits=compared.point.security_bits)
+
+
+def _compare_with_exact_casts(pair: FilePair) -> tuple[Comparison | None, str]:
+    """Compare two files under the assumption that Casts do not round.
+
+    Returns:
+        the comparison, if the outputs agree and both files round to the same types; and a reason why it does not count.
+    """
+    for casts in (CastRounding.CONSTANTS, CastRounding.NONE):
+        compared = compare_files(pair, casts)
+        if compared.different_outputs():
+            continue
+        if not outputs_rounded_differently(compared):
+            return compared, ""
+        return None, "the outputs would be equal if no Cast to a narrower type rounded"
+    return None, ""
 
 
 def _find_obstacle(compared: Comparison) -> str:
@@ -153,7 +178,7 @@ def _describe_undefined(compared: Comparison) -> str:
     )
 
 
-def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> FileProof:
+def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft, cast_reason: str) -> FileProof:
     """Say how the files differ, or why the proof stops."""
     found = [compared.first_difference(side) for side in (0, 1)]
     draft.places = (found[0][0] if found[0] else None, found[1][0] if found[1] else None)
@@ -176,13 +201,9 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft) -> 
             reason = f"the output {shown.output!r} differs by {difference.relative:.2g} of its largest element"
         return draft.finish(Verdict.DIFFERENT, reason, shown=shown)
     reason = _describe_obstacle(draft, unknown, changed, difference, random_ops)
-    if not random_ops and compared.has_roundings and not _differ_with_exact_casts(pair):
-        reason += "; the outputs would be equal if no Cast to a narrower type rounded"
+    if cast_reason:
+        reason += f"; {cast_reason}"
     return draft.finish(Verdict.UNKNOWN, reason)
-
-
-def _differ_with_exact_casts(pair: FilePair) -> bool:
-    return bool(compare_files(pair, rounding_is_exact=True).different_outputs())
 
 
 def _is_conclusive(difference: Difference, pair: FilePair, *, only_constants: bool) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -42,7 +44,7 @@ def show_proof(console: Console, proof: FileProof) -> None:
 
 def describe_verdict(proof: FileProof) -> str:
     """Say the verdict in one sentence."""
-    outputs = f"{proof.outputs} output" + ("" if proof.outputs == 1 else "s")
+    outputs = _count(proof.outputs, "output")
     if proof.verdict is Verdict.DIFFERENT:
         return f"different: {proof.reason}"
     if proof.verdict is Verdict.UNKNOWN:
@@ -50,11 +52,20 @@ def describe_verdict(proof: FileProof) -> str:
     held = f"in exact arithmetic, for all finite inputs, {proof.sizes} (error probability 2^-{proof.error_bits})"
     if proof.verdict is Verdict.EQUAL:
         return f"proved equal: {outputs}, {held}"
-    worst = max(r.ulps for r in proof.rounded)
-    return (
-        f"proved equal up to the rounding of {len(proof.rounded)} stored constants (at most {worst:.2g} ulp): "
-        f"{outputs}, {held}"
-    )
+    return f"proved equal up to the rounding of {' and of '.join(_list_roundings(proof))}: {outputs}, {held}"
+
+
+def _list_roundings(proof: FileProof) -> Iterator[str]:
+    """Describe the roundings that the proof left out."""
+    if proof.rounded:
+        worst = max(r.ulps for r in proof.rounded)
+        yield f"{_count(len(proof.rounded), 'stored constant')} (at most {worst:.2g} ulp)"
+    for name, count in Counter(cast.type for cast in proof.casts).items():
+        yield f"{_count(count, 'Cast')} to {name} (half an ulp of {name} each)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _print(console: Console, text: str, style: str = "") -> None:

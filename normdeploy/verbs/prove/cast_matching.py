@@ -1,0 +1,74 @@
+"""Decide whether both files round alike where a Cast to a narrower floating type was read as exact.
+
+Tools move and drop such Casts: onnxruntime runs half-precision nodes in float32 between two Casts. A comparison with
+exact Casts (`normdeploy.verbs.prove.field_values.CastRounding`) ignores the roundings of these Casts. The comparison
+counts only if both files hold the affected values in the narrow type all the same: on every way from a Cast to type T to
+an output, there is a tensor of type T that the other file also holds, in the same type T and with the same exact value.
+So a file that rounds float32 results to half precision is never equal to one that does not.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from .equality_proof import Comparison
+from .graph_nodes import node_inputs
+from .proof_result import ExactCast
+
+
+def list_exact_casts(compared: Comparison) -> list[ExactCast]:
+    """List the Casts that round but were read as exact.
+
+    Returns:
+        the Casts of both files.
+    """
+    return [
+        ExactCast(name, onnx.helper.tensor_dtype_to_np_dtype(elem_type).name)
+        for trace in compared.traces
+        for name, elem_types in trace.exact_casts.items()
+        for elem_type in sorted(elem_types)
+    ]
+
+
+def outputs_rounded_differently(compared: Comparison) -> list[str]:
+    """List the outputs that a Cast affects whose type only one of the files holds.
+
+    Returns:
+        names in the file with the Cast.
+    """
+    found = []
+    for side, graph in enumerate(compared.graphs):
+        rounded = _follow_casts(compared, side)
+        found += [name for name in graph.outputs if rounded.get(name)]
+    return found
+
+
+def _follow_casts(compared: Comparison, side: int) -> dict[str, frozenset[int]]:
+    """Find the tensors that depend on a Cast, up to the tensors that both files hold in its type.
+
+    Returns:
+        types of the Casts by tensor name.
+    """
+    trace = compared.traces[side]
+    if not trace.exact_casts:
+        return {}
+    held = _types_by_value(compared, 1 - side)
+    rounded: dict[str, frozenset[int]] = {}
+    for node in compared.graphs[side].nodes:
+        read = [rounded[name] for name in node_inputs(node) if name in rounded]
+        for name in node.output:
+            types = trace.exact_casts.get(name, frozenset()).union(*read)
+            if types and name in trace.values:
+                elem_type = trace.values[name].elem
+                if elem_type in types and elem_type in held.get(compared.digest(side, name), ()):
+                    types -= {elem_type}
+            if types:
+                rounded[name] = types
+    return rounded
+
+
+def _types_by_value(compared: Comparison, side: int) -> dict[bytes, set[int]]:
+    held: dict[bytes, set[int]] = {}
+    for name, value in compared.traces[side].values.items():
+        held.setdefault(compared.digest(side, name), set()).add(value.elem)
+    return held
