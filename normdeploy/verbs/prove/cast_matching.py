@@ -2,9 +2,9 @@
 
 Tools move and drop such Casts: onnxruntime runs half-precision nodes in float32 between two Casts. A comparison with
 exact Casts (`normdeploy.verbs.prove.field_values.CastRounding`) ignores the roundings of these Casts. The comparison
-counts only if both files hold the affected values in the narrow type all the same: on every way from a Cast to type T to
-an output, there is a tensor of type T that the other file also holds, in the same type T and with the same exact value.
-So a file that rounds float32 results to half precision is never equal to one that does not.
+counts only if both files hold the affected values in the narrow type all the same. Every path from a Cast to type T to
+an output must contain a tensor of type T whose exact value the other file also holds in type T. So a file that rounds
+float32 results to half precision is never equal to one that does not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -149,9 +149,21 @@ def compare_op(name: str, *, swapped: bool = False, negated: bool = False, symme
             true = order == 0 if symmetric else order < 0
             return call.field.constant(true ^ negated)
         made = call.field.unknown_function(name, values, kind="b", symmetric=symmetric)
+        if symmetric:
+            _note_constant_rows(call, made, values)
         return not_of(call, made) if negated else made
 
     return run
+
+
+def _note_constant_rows(call: Call, equal: Value, values: Sequence[Value]) -> None:
+    """Record that a row is constant where its smallest element equals its largest element."""
+    field = call.field
+    one, other = (field.extrema.get(field.digest(x)) for x in values)
+    if one is None or other is None or {one.name, other.name} != {"max", "min"} or one.axes != other.axes:
+        return
+    if field.digest(one.of) == field.digest(other.of):
+        field.constant_rows[field.digest(equal)] = (one,)
 
 
 def not_of(call: Call, x: Value) -> Value:
@@ -159,7 +171,13 @@ def not_of(call: Call, x: Value) -> Value:
 
 
 def evaluate_and(call: Call) -> Value:
-    return as_boolean(call.multiply(call.data(0), call.data(1)))
+    x, y = call.data(0), call.data(1)
+    made = as_boolean(call.multiply(x, y))
+    rows = call.field.constant_rows
+    both = (*rows.get(call.field.digest(x), ()), *rows.get(call.field.digest(y), ()))
+    if both:
+        rows[call.field.digest(made)] = both
+    return made
 
 
 def evaluate_or(call: Call) -> Value:
@@ -178,6 +196,8 @@ def evaluate_where(call: Call) -> Value:
             return broadcast_like(call, kept, [condition, other])
         if not (x.is_open or y.is_open):
             return where_stored(call, chosen, x, y)
+    if _is_centered_row(call, condition, x, y):
+        return broadcast_like(call, y, [condition, x])
     c, a, b = (field.residues(v) for v in field.align([condition, x, y]))
     arithmetic = field.arithmetic
     made = arithmetic.add(arithmetic.multiply(c, arithmetic.subtract(a, b)), b)
@@ -191,6 +211,23 @@ def evaluate_where(call: Call) -> Value:
         axes=joint_axes([condition, x, y]),
     )
     return replace(chosen_values, elem=x.elem, wraps=x.wraps or y.wraps, fits=joint_fit([x, y]))
+
+
+def _is_centered_row(call: Call, condition: Value, x: Value, y: Value) -> bool:
+    """Return True if ``x`` is 0, and ``y`` is 0 too wherever the condition is true.
+
+    This is so if the condition implies that a row is constant, and ``y`` is the row minus its mean.
+    """
+    field = call.field
+    if x.stored is None or x.stored.dtype == object or x.stored.any():
+        return False
+    for row in field.constant_rows.get(field.digest(condition), ()):
+        factors = tuple(() if i in row.axes else axis for i, axis in enumerate(row.of.factors))
+        centered = call.subtract(row.of, call.mean(row.of, row.axes))
+        field.note_compared(centered, y)
+        if condition.factors == factors and field.digest(centered) == field.digest(y):
+            return True
+    return False
 
 
 def evaluate_identity(call: Call) -> Value:

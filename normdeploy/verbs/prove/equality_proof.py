@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .constant_matching import RoundedConstant, match_constants, match_epsilons
 from .field_run import RANDOM, ConcreteGraph, Trace, evaluate_graph
 from .field_values import CastRounding, Field, Value, hash_matrix, is_large_matrix
 from .file_pair import FilePair, Port
-from .folded_constants import RoundedConstant, fold_neighbors, match_constants
+from .folded_constants import fold_neighbors
 from .op_call import Call
 from .proof_result import Place
 from .residues import draw_primes
@@ -26,6 +27,8 @@ _MOST_POINTS = 24
 # Number of primes at first, and at most
 _PRIMES = 8
 _MOST_PRIMES = 24
+# Number of times that exact constants are looked for
+_PASSES = 3
 # Every proof has an error probability of at most 2^-80.
 PROMISED_BITS = 80
 
@@ -38,6 +41,7 @@ class Comparison:
         traces: evaluation of each file.
         rounded: constants that were replaced by exact values, for each file.
         exact: the exact values, for each file.
+        epsilons: exact values of the epsilons of norm nodes, by the stored number, for each file.
     """
 
     point: Field
@@ -47,9 +51,11 @@ class Comparison:
     traces: list[Trace] = field(default_factory=list)
     rounded: list[dict[str, RoundedConstant]] = field(default_factory=lambda: [{}, {}])
     exact: list[dict[str, Value]] = field(default_factory=lambda: [{}, {}])
+    epsilons: list[dict[float, Value]] = field(default_factory=lambda: [{}, {}])
 
     def run(self, side: int) -> None:
         """Evaluate one file with the exact values of its constants."""
+        self.point.exact_numbers = self.epsilons[side]
         made = evaluate_graph(self.point, self.graphs[side], self.inputs[side], self.exact[side])
         if len(self.traces) <= side:
             self.traces.append(made)
@@ -99,19 +105,36 @@ class Comparison:
             whether a constant was replaced.
         """
         other = 1 - side
-        candidates = fold_neighbors(self.point, self.graphs[other], self.traces[other])
-        found = match_constants(self.point, self.graphs[side], self.traces[side], self.traces[other], candidates)
-        for name, (value, rounded) in found.items():
-            self.exact[side][name] = value
-            self.rounded[side][name] = rounded
+        replaced = self._propose_epsilons(side)
+        # Numbers by which a constant may be multiplied are known only after epsilons are exact.
+        for _ in range(_PASSES):
+            self.point.exact_numbers = self.epsilons[other]
+            candidates = fold_neighbors(self.point, self.graphs[other], self.traces[other])
+            found = match_constants(self.point, self.graphs[side], self.traces[side], self.traces[other], candidates)
+            if not found:
+                break
+            for name, (value, rounded) in found.items():
+                self.exact[side][name] = value
+                self.rounded[side][name] = rounded
+            self.run(side)
+            replaced = True
+        return replaced
+
+    def _propose_epsilons(self, side: int) -> bool:
+        other = 1 - side
+        found = match_epsilons(self.point, self.graphs[side], self.graphs[other], self.traces[other])
+        for epsilon, (value, rounded) in found.items():
+            self.epsilons[side][epsilon] = value
+            self.rounded[side][rounded.name] = rounded
         if found:
             self.run(side)
         return bool(found)
 
     def drop_exact_constants(self, side: int) -> None:
         """Use the stored constants again."""
-        if self.exact[side]:
+        if self.exact[side] or self.epsilons[side]:
             self.exact[side] = {}
+            self.epsilons[side] = {}
             self.rounded[side] = {}
             self.run(side)
 

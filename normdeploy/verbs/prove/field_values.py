@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from ...graphs.symbolic_sizes import Size, product_of_sizes
 from .float_errors import UNITS, Approx
 from .residues import BITS, PRIME_BITS, Array, RandomFunctions, Residues
+from .root_ratios import RootArguments, fraction_residues
 
 # Axis as a product of factors in row-major order: () for size 1, else numbers above 1 and open sizes
 Axis = tuple[Size, ...]
@@ -262,6 +264,21 @@ def joint_axes(values: Iterable[Value]) -> tuple[Axis, ...] | None:
 
 
 @dataclass(frozen=True)
+class Extremum:
+    """Largest or smallest elements of a value along axes.
+
+    Attributes:
+        name: "max" or "min".
+        of: the value.
+        axes: the axes, not negative.
+    """
+
+    name: str
+    of: Value
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Facts:
     """Arguments at which a side is not defined everywhere, as hashes of their residues.
 
@@ -289,6 +306,13 @@ class Field:
         safe: arguments that are valid at every real input.
         poles: key of a tensor of divisors → the degree and the height of the product of its elements.
         casts: Casts to a narrower floating type that change numbers.
+        root_arguments: arguments of roots so far.
+        root_ratios: 1/√c for each ratio c of two arguments of roots.
+        bases: values by the digests of their positive multiples.
+        extrema: largest and smallest elements along axes, by the digests of these values.
+        constant_rows: digest of a condition → rows that are constant wherever the condition is true.
+        counts: numbers of terms of sums over fixed sizes.
+        exact_numbers: exact values of epsilons that the file under evaluation stores rounded, by the stored number.
         exact_casts: types of the Casts of the node under evaluation that would round but were exact.
     """
 
@@ -311,6 +335,13 @@ class Field:
         self.required_points = 0
         self.arithmetic = Residues(primes)
         self.unknown = RandomFunctions(self.arithmetic, seed)
+        self.root_arguments = RootArguments(self.arithmetic)
+        self.root_ratios: dict[Fraction, Value] = {}
+        self.exact_numbers: Mapping[float, Value] = {}
+        self.bases: dict[bytes, Value] = {}
+        self.extrema: dict[bytes, Extremum] = {}
+        self.constant_rows: dict[bytes, tuple[Extremum, ...]] = {}
+        self.counts: set[int] = set()
         self.facts = Facts()
         self.safe = Facts()
         self.limits: set[tuple[Size, int]] = set()
@@ -376,6 +407,13 @@ class Field:
             symbols = {s: int(self.unknown.fill(f"size {s}", ())[j]) for s in size.symbols()}
             made.append(int(size.evaluate(symbols)) % p)
         return np.array(made, np.int64)
+
+    def fraction(self, number: Fraction) -> Value:
+        """Make the value of a fraction, as an attribute stores it."""
+        numbers = np.array(number.numerator / number.denominator)
+        height = max(abs(number.numerator), number.denominator).bit_length()
+        residues = fraction_residues(number, self.arithmetic.primes)
+        return self.made(residues, Degree(0, height), approx=Approx(numbers, np.zeros(()), 0.0))
 
     def size_value(self, size: Size) -> Value:
         """Make the value of a size, which is 1 or more."""
@@ -579,6 +617,8 @@ class Field:
 
     def require_nonzero(self, x: Value, kind: str = "divisor") -> None:
         """Record that a side is defined only where ``x`` is not zero, or not negative for a root."""
+        if self.bases:
+            x = self.bases.get(self.digest(x), x)
         known = x.sign is Sign.POSITIVE or (kind == "root" and x.sign is Sign.NOT_NEGATIVE)
         self.note_compared(x)
         keys = self.unknown.keys(read_name(f"fact {kind}", x), self.residues(x))

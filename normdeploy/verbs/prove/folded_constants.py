@@ -1,45 +1,24 @@
-"""Find the constants of one file that another program computed from the constants of the other file.
+"""Compute the constants that another program may store in place of the constants of a file.
 
-A tool that folds constants stores rounded numbers. So the two files are not exactly equal. This module proposes exact
-values for such constants: values that the other file computes from its constants, and the weights and biases of linear
-ops after the scales and shifts around them are folded into them. A proposal may be wrong. The proof then uses the exact
-values, and fails if they are wrong.
+These are the values that the file computes from its constants, and the weights and biases of linear ops after the
+scales and shifts around them are folded into them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 
 from ...storage.onnx_domains import STANDARD
 from .field_run import ConcreteGraph, Trace, plain_attributes
 from .field_values import Field, NotEvaluated, Value
+from .norm_ops import evaluate_epsilon
 from .op_call import Call
 
 # Maximum number of ways to fold the neighbors of one tensor that are tried
 _WAYS = 6
-# dtype of stored numbers → half an ulp of numbers of 1 or more
-_UNITS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
-# dtype of stored numbers → half of the smallest number above 0
-_TINY = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134, "float64": 2.0**-1074}
-
-
-@dataclass(frozen=True)
-class RoundedConstant:
-    """Constant that was taken as the exact number of which it is the rounded value.
-
-    Attributes:
-        name: name of the constant.
-        ulps: largest difference from the exact numbers, in ulps of the constant's type.
-        bound: largest difference that a computation in floats may make, in ulps.
-    """
-
-    name: str
-    ulps: float
-    bound: float
 
 
 @dataclass(frozen=True)
@@ -222,95 +201,6 @@ def _statistics_as_affine(folder: _Folder, node: onnx.NodeProto, inputs: list[Va
     if any(x is None or not x.is_constant for x in inputs[1:5]):
         raise NotEvaluated("statistics that are not constants")
     gamma, beta, mean, variance = (x for x in inputs[1:5] if x is not None)
-    epsilon = call.number(float(np.float32(call.attrs.get("epsilon", 1e-5))))
+    epsilon = evaluate_epsilon(call)
     scale = call.multiply(gamma, call.inverse_root(call.add(variance, epsilon)))
     return scale, call.subtract(beta, call.multiply(mean, scale))
-
-
-def _stored_floats(graph: ConcreteGraph, trace: Trace) -> Iterator[tuple[str, Value]]:
-    for name, value in trace.values.items():
-        if value.stored is not None and value.kind == "f" and value.stored.dtype.kind == "f" and value.stored.size:
-            yield name, value
-
-
-def match_constants(
-    point: Field, graph: ConcreteGraph, trace: Trace, other: Trace, candidates: list[Value]
-) -> dict[str, tuple[Value, RoundedConstant]]:
-    """Propose exact values for the stored constants of ``graph`` that the other graph does not store.
-
-    Args:
-        trace: evaluation of ``graph``.
-        other: evaluation of the other graph.
-        candidates: exact values from the other graph.
-
-    Returns:
-        by the name of the constant, its exact value and the difference.
-    """
-    held = {point.digest(x) for x in other.values.values() if x.is_constant and x.is_known}
-    by_size: dict[int, list[Value]] = {}
-    for value in candidates:
-        by_size.setdefault(value.size, []).append(value)
-    matched = {}
-    call = Call(point, "", [], {}, 21, 1)
-    for name, value in _stored_floats(graph, trace):
-        if value.size not in by_size or value.special or point.digest(value) in held:
-            continue
-        best: tuple[Value, RoundedConstant] | None = None
-        for candidate in by_size[value.size]:
-            for arranged in _arrangements(call, candidate, value.dims):
-                rounded = _compare(name, value, arranged, graph)
-                if rounded is not None and (best is None or rounded.ulps < best[1].ulps):
-                    best = arranged, rounded
-        if best is not None:
-            matched[name] = best
-    return matched
-
-
-def _arrangements(call: Call, x: Value, shape: tuple[int, ...]) -> Iterator[Value]:
-    """Yield the ways in which the elements of ``x`` may be stored in a given shape."""
-    yield call.reshape(x, shape)
-    if x.rank == 2 and min(x.dims) > 1 and (len(shape) != 2 or shape == x.dims[::-1]):
-        yield call.reshape(call.transpose(x, (1, 0)), shape)
-
-
-def _compare(name: str, value: Value, exact: Value, graph: ConcreteGraph) -> RoundedConstant | None:
-    """Compare stored numbers with the exact numbers that they may be rounded from.
-
-    Returns:
-        the difference; None if rounding does not explain it.
-    """
-    stored = value.stored
-    approx = exact.approx
-    if stored is None or approx is None:
-        return None
-    dtype = _stored_type(name, graph, stored)
-    numbers = stored.astype(np.float64)
-    difference = np.abs(numbers - approx.numbers)
-    half_ulps = np.maximum(_half_ulps(numbers, dtype), _half_ulps(approx.numbers, dtype))
-    if approx.unit == _UNITS[dtype]:
-        # The error of the computation contains the rounding of its result.
-        allowed = np.maximum(half_ulps, approx.error)
-    else:
-        allowed = half_ulps + approx.error
-    # float64 computed the numbers with the same operations. Subnormal results of a float type have an absolute error.
-    allowed = allowed + approx.error * 2.0**-29 + 2.0**-50 * np.abs(approx.numbers) + _TINY[dtype]
-    if not (np.isfinite(allowed) & (difference <= allowed)).all():
-        return None
-    worst = float((difference / (2 * half_ulps)).max())
-    return RoundedConstant(name, worst, float((allowed / (2 * half_ulps)).max()))
-
-
-def _half_ulps(numbers: np.ndarray, dtype: str) -> np.ndarray:
-    """Compute half the distance to the next number of a type.
-
-    Returns:
-        float64; at least half of the smallest number of the type.
-    """
-    exponents = np.frexp(np.abs(numbers))[1]
-    made = np.ldexp(_UNITS[dtype], exponents - 1)
-    return np.maximum(np.where(numbers == 0, 0.0, made), _TINY[dtype])
-
-
-def _stored_type(name: str, graph: ConcreteGraph, stored: np.ndarray) -> str:
-    kind = graph.kinds.get(name)
-    return {1: "float32", 10: "float16", 16: "bfloat16", 11: "float64"}.get(kind or 0, stored.dtype.name)

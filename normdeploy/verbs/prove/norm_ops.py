@@ -13,14 +13,15 @@ from .value_helpers import plain_size
 from .window_ops import channel_shape
 
 
-def _epsilon(call: Call) -> Value:
-    return call.number(float(np.float32(call.attrs.get("epsilon", 1e-5))))
+def evaluate_epsilon(call: Call) -> Value:
+    stored = float(np.float32(call.attrs.get("epsilon", 1e-5)))
+    return call.field.exact_numbers.get(stored) or call.number(stored)
 
 
 def _standardize(call: Call, x: Value, axes: Sequence[int]) -> Value:
     centered = call.subtract(x, call.mean(x, axes))
     variance = call.mean(call.multiply(centered, centered), axes)
-    return call.multiply(centered, call.inverse_root(call.add(variance, _epsilon(call))))
+    return call.multiply(centered, call.inverse_root(call.add(variance, evaluate_epsilon(call))))
 
 
 def _scale_and_shift(call: Call, y: Value, scale: Value | None, shift: Value | None) -> Value:
@@ -43,7 +44,7 @@ def evaluate_rms_norm(call: Call) -> Value:
     x = call.data(0)
     axes = range(call.attrs.get("axis", -1) % x.rank, x.rank)
     square = call.mean(call.multiply(x, x), axes)
-    y = call.multiply(x, call.inverse_root(call.add(square, _epsilon(call))))
+    y = call.multiply(x, call.inverse_root(call.add(square, evaluate_epsilon(call))))
     return _scale_and_shift(call, y, call.optional(1), None)
 
 
@@ -78,7 +79,7 @@ def evaluate_batch_norm(call: Call) -> Value:
     if x.rank < 2 or not call.attrs.get("spatial", 1):
         raise NotEvaluated("BatchNormalization with statistics per element")
     scale, shift, mean, variance = (call.reshape(call.data(i), channel_shape(call.data(i), x)) for i in range(1, 5))
-    root = call.inverse_root(call.add(variance, _epsilon(call)))
+    root = call.inverse_root(call.add(variance, evaluate_epsilon(call)))
     return call.add(call.multiply(call.subtract(x, mean), call.multiply(scale, root)), shift)
 
 

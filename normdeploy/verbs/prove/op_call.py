@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .field_values import (
 )
 from .float_errors import Approx, concatenate
 from .residues import Array, matmul_modulo
+from .root_ratios import reconstruct_fraction, root_of_square
 from .value_helpers import (
     REAL_FUNCTIONS,
     along_axis,
@@ -229,7 +231,15 @@ class Call:
     def divide(self, x: Value, y: Value) -> Value:
         """Divide."""
         refuse_special(x, y)
-        return self.multiply(x, self.inverse(y))
+        made = self.multiply(x, self.inverse(y))
+        if made.is_constant or math.prod(made.points) != 1 or made.is_open:
+            return made
+        # A quotient of open sizes may be a number.
+        number = reconstruct_fraction(self.field.residues(made).reshape(-1).tolist(), self.field.arithmetic.primes)
+        if number is None or Fraction(float(number)) != number:
+            return made
+        self.field.note_compared(made)
+        return self.field.constant(np.full(made.points, float(number)))
 
     def negate(self, x: Value) -> Value:
         """Compute -x."""
@@ -254,12 +264,45 @@ class Call:
         refuse_special(x)
         approx = self.approx_of(Approx.inverse_root, x)
         if approx is None:
+            related = self._inverse_root_of_multiple(x)
+            if related is not None:
+                return related
             self.field.require_nonzero(x, "root")
         made = self.field.unknown_function("1/sqrt", [x], approx=approx)
         made.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.NOT_NEGATIVE
         if approx is not None:
             self._use_rational_roots(x, made)
         return made
+
+    def _inverse_root_of_multiple(self, x: Value) -> Value | None:
+        """Compute 1/√x as 1/√c · 1/√s if x is a multiple c·s of the argument s of an earlier root.
+
+        Returns:
+            None if there is no such root.
+        """
+        field = self.field
+        found = field.root_arguments.ratio_to_known(field.residues(x))
+        if found is None:
+            return None
+        ratio, residues = found
+        base = replace(x, residues=residues, digest=b"", square_of=None, root_of=None, moment=None)
+        field.require_nonzero(base, "root")
+        of_base = field.unknown_function("1/sqrt", [base])
+        of_base.sign = Sign.POSITIVE if x.sign is Sign.POSITIVE else Sign.NOT_NEGATIVE
+        made = self.multiply(of_base, self._inverse_root_of_ratio(ratio))
+        made.sign = of_base.sign
+        # The multiple is zero where the base is zero.
+        field.bases[field.digest(made)] = of_base
+        field.bases[field.digest(self._inverse_of_nonzero(made))] = self._inverse_of_nonzero(of_base)
+        return made
+
+    def _inverse_root_of_ratio(self, ratio: Fraction) -> Value:
+        field = self.field
+        if ratio not in field.root_ratios:
+            root = root_of_square(ratio)
+            made = self._unknown_inverse_root(field.fraction(ratio)) if root is None else field.fraction(1 / root)
+            field.root_ratios[ratio] = made
+        return field.root_ratios[ratio]
 
     def _use_rational_roots(self, x: Value, made: Value) -> None:
         """Replace the unknown 1/√x by the number where x is the square of a float."""
@@ -281,6 +324,8 @@ class Call:
         terms = math.prod(x.points[i] for i in places)
         if not terms:
             raise NotEvaluated("a sum of no elements")
+        if not any(is_open_axis(x.factors[i]) for i in places):
+            field.counts.add(terms)
         residues = field.residues(x)
         degree = x.degree
         for i in places:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...findings.rendering import Renderable
-from .folded_constants import RoundedConstant
+from .constant_matching import RoundedConstant
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,11 +15,11 @@ import numpy as np
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import resolve_onnx
 from .cast_matching import list_exact_casts, outputs_rounded_differently
+from .constant_matching import RoundedConstant
 from .counterexamples import FAILURES, Difference, Float64File, find_difference, write_npz
 from .equality_proof import PROMISED_BITS, Comparison, compare_files
 from .field_values import CastRounding
 from .file_pair import FilePair, NotComparable, OpenFile, draw_feeds, iter_sizes, pair_files, parse_map
-from .folded_constants import RoundedConstant
 from .proof_result import Counterexample, ExactCast, FileProof, Place, Verdict
 from .prove_options import ProveCall
 

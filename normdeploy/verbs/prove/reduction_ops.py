@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .field_values import Axis, Sign, Value, closed_if_static, is_open_axis, read_name
+from .field_values import Axis, Extremum, Sign, Value, closed_if_static, is_open_axis, read_name
 from .op_call import Call, Op
 from .value_helpers import normalize_axes, plain_size, require_floats
 
@@ -68,7 +68,9 @@ def unordered(name: str) -> Callable[[Call, Value, list[int]], Value]:
         opened = sorted(repr(x.sizes[i].terms) for i in axes if is_open_axis(x.factors[i]))
         left: list[Axis] = [() if i in axes else axis for i, axis in enumerate(x.factors)]
         total = total + np.uint64(field.unknown.seeds(repr(opened))[0]) if opened else total
-        return field.from_keys(name, total, [x], kind=x.kind, axes=closed_if_static(left) if x.is_open else None)
+        made = field.from_keys(name, total, [x], kind=x.kind, axes=closed_if_static(left) if x.is_open else None)
+        field.extrema[field.digest(made)] = Extremum(name, x, tuple(axes))
+        return made
 
     return run
 
