@@ -26,7 +26,7 @@ from normdeploy.verbs.bisect.fault_tracing import Fault
 from normdeploy.verbs.build.build_function import Engine
 from normdeploy.verbs.check import check_function
 from normdeploy.verbs.inspect.engine_report import EngineReport
-from normdeploy.verbs.prove.folded_constants import RoundedConstant
+from normdeploy.verbs.prove.constant_matching import RoundedConstant
 from normdeploy.verbs.prove.proof_result import Place
 from normdeploy.verbs.recheck import recheck_function
 from normdeploy.verbs.verify.comparison_result import Comparison

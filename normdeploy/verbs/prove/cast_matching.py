@@ -3,8 +3,8 @@
 Tools move and drop such Casts: onnxruntime runs half-precision nodes in float32 between two Casts. A comparison with
 exact Casts (`normdeploy.verbs.prove.field_values.CastRounding`) ignores the roundings of these Casts. The comparison
 counts only if both files hold the affected values in the narrow type all the same. Every path from a Cast to type T to
-an output must contain a tensor of type T whose exact value the other file also holds in type T. So a file that rounds
-float32 results to half precision is never equal to one that does not.
+an output must contain a tensor of type T whose exact value the other file also holds in type T, and uses only in type
+T. So a file that rounds float32 results to half precision is never equal to one that does not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _follow_casts(compared: Comparison, side: int) -> dict[str, frozenset[int]]:
     trace = compared.traces[side]
     if not trace.exact_casts:
         return {}
-    held = _types_by_value(compared, 1 - side)
+    other = _Holders(compared, 1 - side)
     rounded: dict[str, frozenset[int]] = {}
     for node in compared.graphs[side].nodes:
         read = [rounded[name] for name in node_inputs(node) if name in rounded]
@@ -60,15 +60,34 @@ def _follow_casts(compared: Comparison, side: int) -> dict[str, frozenset[int]]:
             types = trace.exact_casts.get(name, frozenset()).union(*read)
             if types and name in trace.values:
                 elem_type = trace.values[name].elem
-                if elem_type in types and elem_type in held.get(compared.digest(side, name), ()):
+                if elem_type in types and other.holds_only(compared.digest(side, name), elem_type):
                     types -= {elem_type}
             if types:
                 rounded[name] = types
     return rounded
 
 
-def _types_by_value(compared: Comparison, side: int) -> dict[bytes, set[int]]:
-    held: dict[bytes, set[int]] = {}
-    for name, value in compared.traces[side].values.items():
-        held.setdefault(compared.digest(side, name), set()).add(value.elem)
-    return held
+class _Holders:
+    """Tensors of one file by their exact values."""
+
+    def __init__(self, compared: Comparison, side: int) -> None:
+        self._trace = compared.traces[side]
+        graph = compared.graphs[side]
+        self._names: dict[bytes, list[str]] = {}
+        for name in self._trace.values:
+            self._names.setdefault(compared.digest(side, name), []).append(name)
+        # Types to which each reader of a tensor rounds it; an empty set for any other use
+        self._uses: dict[str, list[frozenset[int]]] = {name: [frozenset()] for name in graph.outputs}
+        for node in graph.nodes:
+            types = self._trace.exact_casts.get(node.output[0], frozenset()) if node.op_type == "Cast" else frozenset()
+            for name in node_inputs(node):
+                self._uses.setdefault(name, []).append(types)
+
+    def holds_only(self, digest: bytes, elem_type: int) -> bool:
+        """Return True if the file holds a value in a type, and every use of the value is a use in this type."""
+        names = self._names.get(digest, [])
+        values = self._trace.values
+        wider = [n for n in names if values[n].elem != elem_type and values[n].fits != elem_type]
+        if len(wider) == len(names):
+            return False
+        return all(elem_type in types for name in wider for types in self._uses.get(name, ()))

@@ -278,12 +278,10 @@ def evaluate_pad(call: Call) -> Any:
     mode = decode_text(call.attrs.get("mode", "constant"))
     if mode != "constant":
         return evaluate_reference_move(call)
-    given = call.optional(2)
-    value = call.attrs.get("value", 0.0) if call.opset < 11 else 0.0
-    if given is not None:
-        numbers = call.numbers(2)
-        value = 0.0 if numbers is None else float(numbers.reshape(()))
     x = call.data(0)
+    filler = call.numbers(2)
+    if filler is None:
+        filler = np.asarray(call.attrs.get("value", 0.0) if call.opset < 11 else 0.0, np.float64)
     index = np.arange(1, x.size + 1).reshape(x.dims)
     pads = call.integers(1, "pads" if call.opset >= 2 else "paddings")
     axes = call.integers(3, "axes")
@@ -295,10 +293,9 @@ def evaluate_pad(call: Call) -> Any:
     except (UnsupportedOp, ValueError, IndexError) as error:
         raise NotEvaluated(f"Pad: {error}") from error
     assert places is not None
-    if value == 0.0:
+    if not filler.any():
         return call.gather_places(x, places)
-    filler = call.field.constant(np.asarray([value], np.float64))
-    both = call.concat([call.reshape(x, (x.size,)), filler], 0)
+    both = call.concat([call.reshape(x, (x.size,)), call.field.constant(filler.reshape(1))], 0)
     return replace(call.gather_places(both, np.where(places == 0, x.size + 1, places)), kind=x.kind)
 
 

@@ -125,7 +125,9 @@ def _convolve(
         outer = tuple(map(axis_of_length, out))
     degree = x.degree.times(w.degree)
     if opened:
-        degree = degree.times(Degree(1))
+        # The map is a sum over the places of each open axis.
+        places = (size for axis in x.factors[2:] for size in axis if size.constant_value is None)
+        degree = degree.times(Degree(1)).summed(places)
     axes = closed_if_static([x.factors[0], axis_of_length(filters), *outer]) if x.is_open else None
     return field.made(np.stack(rows), degree.plus(degree, max(depth * math.prod(kernel), 1)), axes=axes)
 
