@@ -721,6 +721,8 @@ def _run_planted(file: Path, seed: int, count: int, seconds: float) -> None:
             bad = outcome.verdict == "crash" or (outcome.truth == "different" and outcome.verdict.startswith("equal"))
             if bad or (not outcome.fault and not outcome.verdict.startswith("equal")):
                 print(outcome, flush=True)
+        if number % 500 == 0:
+            file.write_text(json.dumps(outcomes))
     file.write_text(json.dumps(outcomes))
     print(len(outcomes), Counter((o["truth"], o["verdict"]) for o in outcomes))
 

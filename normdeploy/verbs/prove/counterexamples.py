@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from .proof_result import Counterexample
 _SCALES = (1.0, 1e-3, 30.0, 0.0)
 # Upper limits of integers
 _LIMITS = (2, 50, 1000)
-# A difference counts if it exceeds this multiple of the effect of a change of the inputs by half an ulp of float64.
+# A difference counts if it exceeds this multiple of the effect of moving inputs and constants by half an ulp.
 _NOISE = 2.0**10
 _HALF_ULP = 2.0**-53
 # Errors of a file that can't run in float64
@@ -82,29 +84,38 @@ def find_difference(
     pair: FilePair,
     sizes: Sequence[Mapping[str, int]],
     exact: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]] = ({}, {}),
+    *,
+    deadline: float = math.inf,
 ) -> Difference:
     """Run both files in float64 on random inputs.
 
     Args:
         sizes: sizes of the open dims to try.
         exact: float64 numbers that replace rounded constants, for each file.
+        deadline: time limit, as `time.monotonic` counts. No input is tried after it.
 
     Returns:
         the largest difference beyond rounding errors.
     """
     runners = [Float64File(pair.first), Float64File(pair.second)]
+    # Constants are moved too, because the inputs alone show no rounding error at zeros.
+    constants = {name: _nudge(value) for name, value in pair.first.constants.items() if value.dtype.kind == "f"}
+    nudged = constants | {name: _nudge(value) for name, value in exact[0].items()}
     best: Counterexample | None = None
     largest = 0.0
     ran = 0
     failed = ""
     for described, feeds in _iter_feeds(pair, sizes):
+        if time.monotonic() > deadline:
+            failed = failed or "the time limit was reached"
+            break
         try:
             results = []
             for k, runner in enumerate(runners):
                 named = {ports[k].name: feeds[ports[0].name] for ports in pair.inputs}
                 results.append(runner.run(named, exact[k]))
             nearby = {name: _nudge(value) for name, value in feeds.items()}
-            moved = runners[0].run(nearby, exact[0])
+            moved = runners[0].run(nearby, nudged)
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             continue

@@ -6,6 +6,7 @@ the terms of different functions agree with a negligible probability. docs/refer
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ def _distance(one: Value, other: Value) -> float:
     return float(np.abs(a - b).max(initial=0.0))
 
 
-def compare_files(pair: FilePair, casts: CastRounding = CastRounding.ALL) -> Comparison:
+def compare_files(pair: FilePair, casts: CastRounding = CastRounding.ALL, *, deadline: float = math.inf) -> Comparison:
     """Compare two files at a random point.
 
     If their outputs differ, constants that one file may have computed from the other file's constants are replaced by
@@ -228,9 +229,13 @@ def compare_files(pair: FilePair, casts: CastRounding = CastRounding.ALL) -> Com
 
     Args:
         casts: Casts to a narrower floating type that change numbers.
+        deadline: time limit, as `time.monotonic` counts.
 
     Returns:
         the comparison.
+
+    Raises:
+        OutOfTime: the time limit is reached.
     """
     rng = random.Random(random.SystemRandom().getrandbits(128))
     first, second = (
@@ -242,7 +247,7 @@ def compare_files(pair: FilePair, casts: CastRounding = CastRounding.ALL) -> Com
     shared = _shared_matrices(first, second)
     while True:
         seed = rng.getrandbits(128)
-        point = Field(draw_primes(primes, rng), seed, points, shared, casts=casts)
+        point = Field(draw_primes(primes, rng), seed, points, shared, casts=casts, deadline=deadline)
         values = [
             point.free(f"input {i}", shape, _kind(ports[0]), ports[0].elem_type)
             for i, (ports, shape) in enumerate(zip(pair.inputs, pair.shapes, strict=True))

@@ -102,6 +102,7 @@ def evaluate_graph(
         for name in node.input:
             if name and name not in values and name in graph.constants:
                 values[name] = _constant(point, graph.constants[name])
+        point.check_time()
         point.exact_casts = set()
         results = _evaluate_node(point, graph, node, trace)
         if point.exact_casts:

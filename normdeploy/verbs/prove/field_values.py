@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -40,6 +41,10 @@ class Sign(IntEnum):
     UNKNOWN = 0
     NOT_NEGATIVE = 1
     POSITIVE = 2
+
+
+class OutOfTime(Exception):
+    """Raised if the time limit of a proof is reached."""
 
 
 class CastRounding(IntEnum):
@@ -324,7 +329,9 @@ class Field:
         shared: frozenset[bytes] = frozenset(),
         *,
         casts: CastRounding = CastRounding.ALL,
+        deadline: float = math.inf,
     ) -> None:
+        self._deadline = deadline
         self.casts = casts
         self.exact_casts: set[int] = set()
         self.open_points = open_points
@@ -350,6 +357,15 @@ class Field:
         self._applied = 0
         self._degree = 1
         self._height = 64
+
+    def check_time(self) -> None:
+        """Check the time limit.
+
+        Raises:
+            OutOfTime: it is reached.
+        """
+        if time.monotonic() > self._deadline:
+            raise OutOfTime
 
     def shared_hash(self, x: Value) -> bytes | None:
         """Return the hash of a large matrix that both files store; None for any other value."""

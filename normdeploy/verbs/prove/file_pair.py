@@ -78,6 +78,24 @@ class OpenFile:
             t.data_type in halves for t in self.proto.graph.initializer
         )
 
+    @property
+    def casts_to_half(self) -> bool:
+        """Return True if the file converts to half precision, or holds numbers of half precision."""
+        return self.is_half or any(
+            a.name == "to" and a.i in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+            for n in self.proto.graph.node
+            for a in n.attribute
+        )
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return True if the file has nodes on quantized numbers."""
+        return any(
+            word in n.op_type
+            for n in self.proto.graph.node
+            for word in ("QuantizeLinear", "QLinear", "Integer", "NBits", "QAttention", "QGemm", "QMoE")
+        )
+
     def with_shapes(self, shapes: Mapping[str, tuple[Size, ...]]) -> ConcreteGraph:
         """Replace the shapes of the inputs.
 

@@ -6,19 +6,22 @@ difference), or not known (with the node that stops the proof). docs/reference/p
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import resolve_onnx
+from ..stage_progress import StageTimer
 from .cast_matching import list_exact_casts, outputs_rounded_differently
 from .constant_matching import RoundedConstant
 from .counterexamples import FAILURES, Difference, Float64File, find_difference, write_npz
 from .equality_proof import PROMISED_BITS, Comparison, compare_files
-from .field_values import CastRounding
+from .field_values import CastRounding, OutOfTime
 from .file_pair import FilePair, NotComparable, OpenFile, draw_feeds, iter_sizes, pair_files, parse_map
 from .proof_result import Counterexample, ExactCast, FileProof, Place, Verdict
 from .prove_options import ProveCall
@@ -40,6 +43,7 @@ def prove(call: ProveCall) -> FileProof:
         second: another one, with the same inputs and outputs.
         map: "A=B" for each input or output whose name differs.
         counterexample: .npz file to write with the inputs that show a difference.
+        max_seconds: time limit; None for none. A single large node may exceed it.
         progress: called with (stage, done, total).
 
     Returns:
@@ -50,17 +54,64 @@ def prove(call: ProveCall) -> FileProof:
         InputError: an input or output has no counterpart.
         GraphError: a file is missing or broken.
     """
-    start = time.perf_counter()
-    files = [OpenFile(resolve_onnx(source), label) for source, label in ((call.first, "A"), (call.second, "B"))]
+    limit = ProofLimit.from_seconds(call.max_seconds)
+    stage = StageTimer(call.progress)
+    with stage("load"):
+        first = OpenFile(resolve_onnx(call.first), "A")
+        second = OpenFile(resolve_onnx(call.second), "B")
     texts = [call.map] if isinstance(call.map, str) else list(call.map or ())
-    try:
-        pair = pair_files(files[0], files[1], parse_map(texts))
-    except NotComparable as error:
-        return _Draft(files[0].shown, files[1].shown, 0, start).finish(Verdict.UNKNOWN, str(error))
-    proof = _prove_pair(pair, _Draft(files[0].shown, files[1].shown, len(pair.outputs), start))
+    with stage("prove"):
+        proof = prove_files(first, second, parse_map(texts), limit)
     if call.counterexample is not None and proof.counterexample is not None:
         write_npz(call.counterexample, proof.counterexample.inputs)
     return proof
+
+
+@dataclass(frozen=True)
+class ProofLimit:
+    """Time limit of a proof.
+
+    Attributes:
+        seconds: the limit; None without one.
+        start: begin of the proof, as `time.monotonic` counts.
+    """
+
+    seconds: float | None
+    start: float
+
+    @classmethod
+    def from_seconds(cls, seconds: float | None) -> Self:
+        """Start to count now."""
+        return cls(seconds, time.monotonic())
+
+    @property
+    def deadline(self) -> float:
+        """Return the end, as `time.monotonic` counts."""
+        return math.inf if self.seconds is None else self.start + self.seconds
+
+
+def prove_files(first: OpenFile, second: OpenFile, names: Mapping[str, str], limit: ProofLimit) -> FileProof:
+    """Prove that two open files compute the same function.
+
+    Args:
+        names: names in the second file that differ, by the names in the first file.
+
+    Returns:
+        the verdict.
+
+    Raises:
+        InputError: an input or output has no counterpart.
+    """
+    draft = _Draft(first.shown, second.shown, 0, limit)
+    try:
+        pair = pair_files(first, second, names)
+    except NotComparable as error:
+        return draft.finish(Verdict.UNKNOWN, str(error))
+    draft.outputs = len(pair.outputs)
+    try:
+        return _prove_pair(pair, draft)
+    except OutOfTime:
+        return draft.finish(Verdict.UNKNOWN, f"the time limit of {limit.seconds:g} s was reached")
 
 
 @dataclass
@@ -70,7 +121,7 @@ class _Draft:
     first: str
     second: str
     outputs: int
-    start: float
+    limit: ProofLimit
     notes: tuple[str, ...] = ()
     sizes: str = ""
     rounded: tuple[RoundedConstant, ...] = ()
@@ -94,16 +145,17 @@ class _Draft:
             places=self.places,
             counterexample=shown,
             notes=self.notes,
-            seconds=time.perf_counter() - self.start,
+            seconds=time.monotonic() - self.limit.start,
         )
 
 
 def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     draft.notes = pair.notes
-    compared = compare_files(pair)
+    deadline = draft.limit.deadline
+    compared = compare_files(pair, deadline=deadline)
     cast_reason = ""
     if compared.different_outputs() and compared.has_roundings:
-        relaxed, cast_reason = _compare_with_exact_casts(pair)
+        relaxed, cast_reason = _compare_with_exact_casts(pair, deadline)
         compared = relaxed or compared
     draft.rounded = tuple(r for side in compared.rounded for r in side.values())
     if compared.different_outputs():
@@ -120,14 +172,14 @@ def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     return draft.finish(verdict, bits=compared.point.security_bits)
 
 
-def _compare_with_exact_casts(pair: FilePair) -> tuple[Comparison | None, str]:
+def _compare_with_exact_casts(pair: FilePair, deadline: float) -> tuple[Comparison | None, str]:
     """Compare two files under the assumption that Casts do not round.
 
     Returns:
         the comparison, if the outputs agree and both files round to the same types; and a reason why it does not count.
     """
     for casts in (CastRounding.CONSTANTS, CastRounding.NONE):
-        compared = compare_files(pair, casts)
+        compared = compare_files(pair, casts, deadline=deadline)
         if compared.different_outputs():
             continue
         if not outputs_rounded_differently(compared):
@@ -187,7 +239,7 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft, cas
     random_ops = compared.random_ops()
     difference = None
     if not random_ops:
-        difference = find_difference(pair, _choose_sizes(pair), (numbers[0], numbers[1]))
+        difference = find_difference(pair, _choose_sizes(pair), (numbers[0], numbers[1]), deadline=draft.limit.deadline)
     changed = list(compared.changed_constants())
     only_constants = bool(changed) and compared.is_equal_with(changed)
     shown = None if difference is None else difference.shown

@@ -25,6 +25,13 @@ class ProveOptions:
         metavar="NAME_IN_A=NAME_IN_B",
         type=list[str] | None,
     )
+    max_seconds: float | None = option_field(
+        None,
+        "--max-seconds",
+        'Time limit, in seconds. The verdict is "not known" if it is reached.',
+        metavar="S",
+        minimum=1,
+    )
     counterexample: PathLike | None = option_field(
         None,
         "--counterexample",

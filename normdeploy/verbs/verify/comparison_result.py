@@ -10,6 +10,7 @@ from ...compare.ulp_spacing import EAGER_MULTIPLE
 from ...findings.rendering import Renderable, make_printable
 from ...runtimes.ort_runner import NAMES
 from ...runtimes.torch_runners import Float64Runner
+from .function_proof import FunctionProof
 from .generation_result import Generation
 from .output_results import COLUMNS, OutputResult
 from .quantization_budget import ROUNDED, UNROUNDED
@@ -43,6 +44,7 @@ class Comparison(Renderable):
         limits: limits of the verdict, each a phrase that follows the word "verified".
         trace: difference between a live module and its trace; "" if there is no difference or no live module.
         generation: verdict on each generated token; None if no tokens were requested.
+        proofs: for each ONNX file, whether it is proved to be the same function as an ONNX reference.
     """
 
     results: tuple[OutputResult, ...]
@@ -59,6 +61,7 @@ class Comparison(Renderable):
     limits: tuple[str, ...] = ()
     trace: str = ""
     generation: Generation | None = None
+    proofs: tuple[FunctionProof, ...] = ()
 
     def summarize(self) -> str:
         """Return the main facts in one line."""

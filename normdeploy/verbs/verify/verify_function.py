@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
+
+import onnx
 
 from ...model import LoadedModel
 from ...types import PathLike
@@ -16,6 +19,8 @@ from .comparison_result import Comparison
 from .comparison_settings import ComparisonSettings
 from .compute_budget import ComparisonBudget, processor_time
 from .folder_generation import generate_from_folder
+from .function_proof import FunctionProof, prove_against_reference
+from .io_matching import parse_map
 from .reference_loading import load_original
 from .trace_check import compare_with_trace
 from .verify_options import VerifyCall
@@ -58,6 +63,8 @@ def verify(call: VerifyCall) -> Comparison:
         generate: number of tokens that each file generates after prompts, greedily and with its cache, in addition to
             the comparison of its outputs. Each step is compared with eager mode (``generation_check``). The model must
             be a Hugging Face folder of a decoder. ``feeds`` gives the prompts (``input_ids``, ``attention_mask``).
+        prove: also try to prove that each ONNX file is the same function as an ONNX reference. A proof takes at most a
+            quarter of ``max_seconds``, in addition. It changes the words of the verdict, but not the verdict.
         policy: a file of such rules (``normdeploy.verbs.verify.policy_file``). Arguments override it.
         also_default: the default rule must hold in addition to the given rules.
         dataset: samples on which metrics are measured: an .npz file, a folder of .npz files, or a Hugging Face dataset
@@ -101,6 +108,17 @@ def verify(call: VerifyCall) -> Comparison:
         model, notes = load_original(
             call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
         )
+    proofs: tuple[FunctionProof, ...] = ()
+    is_onnx = isinstance(call.source, str | os.PathLike | onnx.ModelProto) and not isinstance(model, LoadedModel)
+    if call.prove and is_onnx:
+        start = processor_time()
+        with stage("prove"):
+            names = parse_map(rules.names, model) if rules.names else {}
+            proofs = prove_against_reference(call.source, every, names, call.max_seconds, call.max_memory)
+        # The proofs have a time limit of their own too.
+        begun += processor_time() - start
+        budget = replace(budget, begun=begun)
+        rules = replace(rules, budget=budget)
     with stage("verify"):
         comparison = compare.compare_files(
             model, every, drift=call.drift, progress=call.progress, **rules.as_keywords(model)
@@ -113,4 +131,4 @@ def verify(call: VerifyCall) -> Comparison:
         limits = dict.fromkeys((*comparison.limits, *clock.describe_limits()))
         comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))
     merged = tuple(dict.fromkeys((*notes, *comparison.notes)))
-    return replace(comparison, notes=merged, generation=generation)
+    return replace(comparison, notes=merged, generation=generation, proofs=proofs)

@@ -148,7 +148,19 @@ class GenerateOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(RunnersOption, GenerateOption, DriftOption, ComparisonOptions):
+class ProofOption:
+    """Option to leave out the proof about an ONNX reference."""
+
+    prove: bool = option_field(
+        True,
+        "--no-proof",
+        "Do not try to prove that an ONNX file computes the same function as an ONNX reference.",
+        negated=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(RunnersOption, ProofOption, GenerateOption, DriftOption, ComparisonOptions):
     """Options of ``verify``."""
 
 

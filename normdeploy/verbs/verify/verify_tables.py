@@ -49,6 +49,8 @@ def show_parity(console: Console, parity: Comparison) -> None:
         show_generation(console, parity.generation)
     for missed in parity.not_run:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
+    for proof in parity.proofs:
+        console.print(Text(proof.describe(), style="yellow" if proof.is_different else ""))
     for note in parity.notes:
         console.print(Text(f"note: {note}", style="yellow"))
     sentence = Text(
@@ -100,7 +102,7 @@ def describe_verdict(parity: Comparison) -> str:
     """
     if not parity:
         if parity.outcome == "failed":
-            return "NOT verified"
+            return f"NOT verified{_compare_with_proofs(parity)}"
         return NEITHER
     if parity.unrun:
         left_out = f", except for {', '.join(m.file for m in parity.unrun)}, which was not run,"
@@ -115,7 +117,17 @@ def describe_verdict(parity: Comparison) -> str:
     else:
         limits = ""
     standard = f" {parity.standard}" if parity.standard else ""
-    return f"verified{left_out}{limits}{far}{standard}"
+    return f"verified{left_out}{limits}{far}{standard}{_compare_with_proofs(parity)}"
+
+
+def _compare_with_proofs(parity: Comparison) -> str:
+    """Say where the proofs say something else than the comparison."""
+    if parity:
+        different = [proof.file for proof in parity.proofs if proof.is_different]
+        return f" (although {', '.join(different)} computes a different function)" if different else ""
+    if parity.proofs and all(proof.is_proved for proof in parity.proofs):
+        return " (although proved equal in exact arithmetic: only rounding or infinite numbers differ)"
+    return ""
 
 
 def summarize_verdict(parity: Comparison) -> str:

@@ -10,6 +10,8 @@ import pytest
 
 import normdeploy
 from normdeploy.errors import GraphError, InputError
+from normdeploy.verbs.prove.counterexamples import find_difference
+from normdeploy.verbs.prove.file_pair import OpenFile, pair_files
 from normdeploy.verbs.prove.proof_result import Verdict
 
 from .graphs import model, prove
@@ -210,3 +212,13 @@ def with_default(alpha: float) -> onnx.ModelProto:
 def test_prove_default_of_a_function_attribute_counts() -> None:
     assert prove(with_default(0.3), with_default(0.4)).verdict is Verdict.DIFFERENT
     assert prove(with_default(0.3), model("y = LeakyRelu <alpha = 0.3> (x)")).verdict is Verdict.EQUAL
+
+
+def test_find_difference_of_rounding_errors_at_zeros_is_none() -> None:
+    """The bias cancels, so an output of zeros differs by float64's own rounding only."""
+    bias = np.array([0.1, 0.7, -0.3, 0.9, 1.3, -2.1, 0.4, 0.6], np.float32)
+    body = "a = Add(x, c) m = ReduceMean(a, two) y = Sub(a, m)"
+    first, second = (model(body, two=np.array([0, 1]), c=c) for c in (bias, bias * np.float32(1.7)))
+    pair = pair_files(OpenFile(first, "A"), OpenFile(second, "B"), {})
+    assert find_difference(pair, [{}]).shown is None
+    assert prove(first, second).verdict is Verdict.EQUAL
