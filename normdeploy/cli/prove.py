@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,16 +14,18 @@ from ..reports.report import to_plain
 from ..storage.file_replacement import write_bytes
 from ..verb_options import as_keywords
 from ..verbs.prove.prove_options import ProveOptions
-from .console import make_console, require_writable_report, show_progress
-from .options import QuietOption, ReportOption
+from .console import make_console, require_reports, show_progress
+from .options import ReportingOptions
+
+if TYPE_CHECKING:
+    from ..verbs.prove.proof_result import FileProof
 
 
 def prove(
     first: Annotated[Path, typer.Argument(metavar="A.onnx", help="ONNX file.")],
     second: Annotated[Path, typer.Argument(metavar="B.onnx", help="ONNX file with the same inputs and outputs.")],
     options: ProveOptions,
-    written: ReportOption,
-    shown: QuietOption,
+    written: ReportingOptions,
 ) -> None:
     """Prove that two ONNX files compute the same function, or show an input at which they differ.
 
@@ -33,13 +35,23 @@ def prove(
     Exit code 1: different.
     Exit code 2: not known.
     """
-    require_writable_report(written.report, used=[first, second])
-    with show_progress(shown.quiet) as progress:
+    require_reports(written, (first, second))
+    with show_progress(written.quiet) as progress:
         proof = normdeploy.prove(first, second, progress=progress, **as_keywords(options))
+    document = to_plain(proof.to_json())
     if written.report is not None:
-        text = json.dumps(to_plain(proof.to_json()), indent=2, allow_nan=False)
+        text = json.dumps(document, indent=2, allow_nan=False)
         write_bytes(written.report, (text + "\n").encode(errors="backslashreplace"))
-    if not shown.quiet:
+    if written.html is not None:
+        write_bytes(written.html, _render_page(document, proof).encode(errors="replace"))
+    if not written.quiet:
         proof.show(make_console())
     if proof.exit_code:
         raise typer.Exit(proof.exit_code)
+
+
+def _render_page(document: dict[str, Any], proof: FileProof) -> str:
+    from ..reports.proof_page import render_proof_page
+    from ..verbs.prove.prove_tables import describe_verdict
+
+    return render_proof_page(document, describe_verdict(proof))

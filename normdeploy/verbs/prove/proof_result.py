@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...findings.rendering import Renderable
+from ...reports.proof_page import SCHEMA
 from .constant_matching import RoundedConstant
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-SCHEMA = "normdeploy/prove/1"
 
 
 class Verdict(StrEnum):

@@ -157,7 +157,6 @@ def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     if compared.different_outputs() and compared.has_roundings:
         relaxed, cast_reason = _compare_with_exact_casts(pair, deadline)
         compared = relaxed or compared
-    draft.rounded = tuple(r for side in compared.rounded for r in side.values())
     if compared.different_outputs():
         return _explain_difference(pair, compared, draft, cast_reason)
     obstacle = _find_obstacle(compared)
@@ -167,6 +166,7 @@ def _prove_pair(pair: FilePair, draft: _Draft) -> FileProof:
     if pair.symbols:
         limits = sorted(f"{size} ≤ {most}" for size, most in compared.point.limits)
         draft.sizes = "for all sizes of 1 or more" + (f" with {', '.join(limits)}" if limits else "")
+    draft.rounded = tuple(r for side in compared.rounded for r in side.values())
     draft.casts = tuple(list_exact_casts(compared))
     verdict = Verdict.ROUNDED if draft.rounded or draft.casts else Verdict.EQUAL
     return draft.finish(verdict, bits=compared.point.security_bits)
