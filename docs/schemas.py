@@ -27,7 +27,7 @@ from normdeploy.verbs.build.build_function import Engine
 from normdeploy.verbs.check import check_function
 from normdeploy.verbs.inspect.engine_report import EngineReport
 from normdeploy.verbs.prove.constant_matching import RoundedConstant
-from normdeploy.verbs.prove.proof_result import Place
+from normdeploy.verbs.prove.proof_result import ExactCast, Place
 from normdeploy.verbs.recheck import recheck_function
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.runtime_candidates import NotRun
@@ -138,6 +138,7 @@ class Proof(TypedDict):
     error_bits: int
     sizes: str
     rounded: list[RoundedConstant]
+    casts: list[ExactCast]
     reason: str
     places: list[Place | None]
     counterexample: _Shown | None
