@@ -16,11 +16,16 @@ from .value_helpers import as_boolean, broadcast_like, joint_fit, joint_kind, wh
 
 def binary_op(name: str) -> Op:
     def run(call: Call) -> Value:
-        if call.opset < 7 and ("axis" in call.attrs or call.data(0).shape != call.data(1).shape):
-            raise NotEvaluated("broadcasting by an attribute (opset 6 or older)")
+        _refuse_old_broadcast(call)
         return getattr(call, name)(call.data(0), call.data(1))
 
     return run
+
+
+def _refuse_old_broadcast(call: Call) -> None:
+    """Refuse the broadcasting of opset 6 and older, which an attribute aligns with another axis than the last."""
+    if call.opset < 7 and ("axis" in call.attrs or call.data(0).shape != call.data(1).shape):
+        raise NotEvaluated("broadcasting by an attribute (opset 6 or older)")
 
 
 def evaluate_div(call: Call) -> Value:
@@ -47,6 +52,7 @@ def evaluate_mean_of_inputs(call: Call) -> Value:
 
 
 def evaluate_pow(call: Call) -> Value:
+    _refuse_old_broadcast(call)
     x = call.data(0)
     exponent = call.data(1)
     known = exponent.stored
@@ -171,6 +177,7 @@ def not_of(call: Call, x: Value) -> Value:
 
 
 def evaluate_and(call: Call) -> Value:
+    _refuse_old_broadcast(call)
     x, y = call.data(0), call.data(1)
     made = as_boolean(call.multiply(x, y))
     rows = call.field.constant_rows
@@ -181,6 +188,7 @@ def evaluate_and(call: Call) -> Value:
 
 
 def evaluate_or(call: Call) -> Value:
+    _refuse_old_broadcast(call)
     x, y = call.data(0), call.data(1)
     return as_boolean(call.subtract(call.add(x, y), call.multiply(x, y)))
 

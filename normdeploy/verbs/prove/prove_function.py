@@ -28,7 +28,8 @@ from .prove_options import ProveCall
 
 # Relative difference in float64 above which files differ by more than the rounding of constants of float32
 _ROUNDING = 2.0**-20
-# Relative difference that rounding errors of float64 do not reach, even in an ill-conditioned norm
+# Relative difference below which a difference in float64 is not conclusive: a margin for errors that moving the inputs
+# and constants does not show
 _FLOAT64_NOISE = 2.0**-36
 # The same for constants of half precision
 _HALF_ROUNDING = 2.0**-7

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from normdeploy.verbs.prove.equality_proof import compare_files
+from normdeploy.verbs.prove.file_pair import OpenFile, pair_files
 from normdeploy.verbs.prove.proof_result import Verdict
 
 from .graphs import model, prove
@@ -112,3 +114,28 @@ def test_integer_ids_pick_equal_rows_and_other_rows_differ() -> None:
     second = model(text, t=table[::-1].copy(), last=np.array([-1]), out="2, 3, 8, 1")
     assert prove(first, first).verdict is Verdict.EQUAL
     assert not prove(first, second)
+
+
+def test_broadcast_of_opset_6_aligns_with_its_axis() -> None:
+    exponents = np.arange(1, 9, dtype=np.float32)
+    old = model("y = Pow <broadcast = 1, axis = 0> (x, e)", "8, 8", "8, 8", opset=6, e=exponents)
+    last = model("y = Pow(x, e)", "8, 8", "8, 8", e=exponents)
+    assert not prove(old, last)
+    assert prove(old, old)
+
+
+def test_pad_with_large_integers_keeps_all_digits() -> None:
+    text = "i = Cast <to = 7> (x) p = Pad(i, pads, value) q = Cast <to = 11> (p) y = Cast <to = 1> (q)"
+    pads = np.array([0, 0, 0, 0, 0, 1])
+    first, second = (model(text, out="2, 3, 9", pads=pads, value=np.array(2**53 + i)) for i in (0, 1))
+    assert prove(first, first)
+    assert not prove(first, second)
+
+
+def test_convolutions_over_an_open_size_need_a_point_for_each_sum() -> None:
+    # Each convolution is a sum over places, and no op between them makes a new unknown.
+    weight = np.random.default_rng(0).standard_normal((8, 8, 3))
+    chain = " ".join(f"a{i + 1} = Conv <pads = [1, 1]> (a{i}, w)" for i in range(5)).replace("a0,", "x,")
+    first, second = (model(f"{chain} y = Add({pair})", "b, 8, s", "b, 8, s", w=weight) for pair in ("a5, x", "x, a5"))
+    assert prove(first, second).verdict is Verdict.EQUAL
+    assert compare_files(pair_files(OpenFile(first, "A"), OpenFile(second, "B"), {})).point.required_points >= 7
