@@ -104,7 +104,7 @@ def _round_to(call: Call, x: Value, to: int) -> Value:
     approx = call.field.approx(x)
     if approx is not None:
         approx = approx.rounded(UNITS[to])
-    if call.field.casts is not CastRounding.ALL:
+    if call.field.casts is not CastRounding.ALL and not (approx is not None and _vanishes(approx.numbers, to)):
         call.field.exact_casts.add(to)
         return replace(x, approx=approx)
     made = call.field.unknown_function(f"Cast to {to}", [x], approx=approx)
@@ -117,11 +117,18 @@ def _cast_stored_to_float(call: Call, x: Value, stored: Array, to: int) -> Value
     with np.errstate(all="ignore"):
         rounded = stored.astype(_FLOATS[to])
     made = call.field.constant(rounded)
-    if x.kind == "f" and call.field.casts is CastRounding.NONE and not made.special:
+    if x.kind == "f" and call.field.casts is CastRounding.NONE and not made.special and not _vanishes(stored, to):
         if not np.array_equal(rounded.astype(np.float64), stored.astype(np.float64)):
             call.field.exact_casts.add(to)
         return x
     return made
+
+
+def _vanishes(numbers: Array, to: int) -> bool:
+    """Return True if a number becomes zero. A lost epsilon is no rounding."""
+    with np.errstate(all="ignore"):
+        rounded = numbers.astype(_FLOATS[to])
+    return bool(((rounded == 0) & (numbers != 0)).any())
 
 
 def _sign_of_sizes(array: Array) -> Sign:

@@ -15,7 +15,7 @@ HALF, FLOAT, DOUBLE, BFLOAT = 10, 1, 11, 16
 
 def typed(body: str, given: str, out: str) -> onnx.ModelProto:
     """Build a model that computes y of type ``out`` from x of type ``given``."""
-    head = f'<ir_version: 9, opset_import: ["" : 18]> g ({given}[2, 8] x) => ({out}[2, 8] y)'
+    head = f'<ir_version: 9, opset_import: ["" : 17]> g ({given}[2, 8] x) => ({out}[2, 8] y)'
     # The parser reads the bits of float16 numbers.
     three = np.float16(3).view(np.uint16) if given == "float16" else 3
     return onnx.parser.parse_model(f"{head} <{given} c = {{{three}}}, float f = {{3}}> {{ {body} }}")
@@ -89,3 +89,17 @@ def test_prove_rounding_of_one_file_only_is_not_equal(name: str) -> None:
     given, out, first, second = OTHERWISE[name]
     assert not judge(first, second, given, out)
     assert not judge(second, first, given, out)
+
+
+@pytest.mark.parametrize("epsilon", ["1e-5", "1e-12"])
+def test_prove_epsilon_that_half_precision_loses_is_not_rounded(epsilon: str) -> None:
+    norm = """
+        m = ReduceMean <axes = [1]> (x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean <axes = [1]> (q)
+        e = Constant <value_float = {epsilon}> () h = Cast <to = 10> (e)
+        a = Add(v, h) r = Sqrt(a) y = Div(d, r)"""
+    node = """
+        s = Constant <value_floats = [1., 1., 1., 1., 1., 1., 1., 1.]> () g = Cast <to = 10> (s)
+        y = LayerNormalization <axis = 1, epsilon = {epsilon}> (x, g)"""
+    proof = judge(norm.format(epsilon=epsilon), node.format(epsilon=epsilon), "float16", "float16")
+    # float16 holds 1.0014e-05 for 1e-5, and 0 for 1e-12.
+    assert bool(proof) == (epsilon == "1e-5")
