@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 import normdeploy
 
+from ..reports.proof_page import render_proof_page
 from ..reports.report import to_plain
 from ..storage.file_replacement import write_bytes
 from ..verb_options import as_keywords
 from ..verbs.prove.prove_options import ProveOptions
 from .console import make_console, require_reports, show_progress
 from .options import ReportingOptions
-
-if TYPE_CHECKING:
-    from ..verbs.prove.proof_result import FileProof
 
 
 def prove(
@@ -43,15 +41,8 @@ def prove(
         text = json.dumps(document, indent=2, allow_nan=False)
         write_bytes(written.report, (text + "\n").encode(errors="backslashreplace"))
     if written.html is not None:
-        write_bytes(written.html, _render_page(document, proof).encode(errors="replace"))
+        write_bytes(written.html, render_proof_page(document, proof.describe()).encode(errors="replace"))
     if not written.quiet:
         proof.show(make_console())
     if proof.exit_code:
         raise typer.Exit(proof.exit_code)
-
-
-def _render_page(document: dict[str, Any], proof: FileProof) -> str:
-    from ..reports.proof_page import render_proof_page
-    from ..verbs.prove.prove_tables import describe_verdict
-
-    return render_proof_page(document, describe_verdict(proof))

@@ -2,9 +2,10 @@
 
 Tools move and drop such Casts: onnxruntime runs half-precision nodes in float32 between two Casts. A comparison with
 exact Casts (`normdeploy.verbs.prove.field_values.CastRounding`) ignores the roundings of these Casts. The comparison
-counts only if both files hold the affected values in the narrow type all the same. Every path from a Cast to type T to
-an output must contain a tensor of type T whose exact value the other file also holds in type T, and uses only in type
-T. So a file that rounds float32 results to half precision is never equal to one that does not.
+counts only if both files hold the affected values in the narrow type all the same. So every path from a Cast to an
+output must contain a tensor of the Cast's type T. The other file must hold the exact value of this tensor in type T
+too, and use it only in type T. So a file that rounds float32 results to half precision is never equal to one that does
+not.
 """
 
 from __future__ import annotations

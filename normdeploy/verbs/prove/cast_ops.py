@@ -125,7 +125,7 @@ def _cast_stored_to_float(call: Call, x: Value, stored: Array, to: int) -> Value
 
 
 def _vanishes(numbers: Array, to: int) -> bool:
-    """Return True if a number becomes zero. A lost epsilon is no rounding."""
+    """Return True if a number becomes zero. A lost epsilon is not a rounding error."""
     with np.errstate(all="ignore"):
         rounded = numbers.astype(_FLOATS[to])
     return bool(((rounded == 0) & (numbers != 0)).any())

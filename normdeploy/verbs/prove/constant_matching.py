@@ -61,8 +61,8 @@ def match_constants(
 ) -> dict[str, tuple[Value, RoundedConstant]]:
     """Propose exact values for the stored constants of ``graph`` that the other graph does not store.
 
-    A constant may also be a multiple of another graph's constant: by 1/√c for a ratio c of two arguments of roots, and
-    by n, 1/n, n/(n - 1) or (n - 1)/n for the number n of terms of a sum.
+    A constant may also be a multiple of a constant of the other graph. The multipliers are √c and 1/√c for each ratio c
+    of two arguments of roots. For each number n of terms of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
 
     Args:
         trace: evaluation of ``graph``.
@@ -216,7 +216,7 @@ def _compare(name: str, stored: Array, dtype: str, exact: Value) -> RoundedConst
         return None
     numbers = stored.astype(np.float64)
     if approx.numbers.any() and not numbers.any():
-        # A lost epsilon is no rounding.
+        # A lost epsilon is not a rounding error.
         return None
     difference = np.abs(numbers - approx.numbers)
     half_ulps = np.maximum(_half_ulps(numbers, dtype), _half_ulps(approx.numbers, dtype))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,24 @@ class FileProof(Renderable):
         """Return the main facts in one line."""
         return f"{self.verdict}: {self.first} and {self.second}" + (f": {self.reason}" if self.reason else "")
 
+    def describe(self) -> str:
+        """Say the verdict in one sentence."""
+        if not self:
+            return f"{self.verdict}: {self.reason}"
+        held = f"in exact arithmetic, for all finite inputs, {self.sizes} (error probability 2^-{self.error_bits})"
+        limits = (
+            f" up to the rounding of {' and of '.join(self._list_roundings())}" if self.rounded or self.casts else ""
+        )
+        return f"proved equal{limits}: {_count(self.outputs, 'output')}, {held}"
+
+    def _list_roundings(self) -> Iterator[str]:
+        """Describe the roundings that the proof left out."""
+        if self.rounded:
+            worst = max(r.ulps for r in self.rounded)
+            yield f"{_count(len(self.rounded), 'stored constant')} (at most {worst:.2g} ulp)"
+        for name, count in Counter(cast.type for cast in self.casts).items():
+            yield f"{_count(count, 'Cast')} to {name} (half an ulp of {name} each)"
+
     def to_json(self) -> dict[str, Any]:
         """Convert the result to JSON values with the schema ``normdeploy/prove/1``.
 
@@ -166,3 +185,7 @@ class FileProof(Renderable):
         from .prove_tables import show_proof
 
         show_proof(console, self)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -39,33 +37,7 @@ def show_proof(console: Console, proof: FileProof) -> None:
         _print(console, f"and {len(worst) - _ROWS} more rounded constants; --report writes all")
     for note in proof.notes:
         _print(console, f"note: {note}", "yellow")
-    _print(console, describe_verdict(proof), _STYLES[proof.verdict])
-
-
-def describe_verdict(proof: FileProof) -> str:
-    """Say the verdict in one sentence."""
-    outputs = _count(proof.outputs, "output")
-    if proof.verdict is Verdict.DIFFERENT:
-        return f"different: {proof.reason}"
-    if proof.verdict is Verdict.UNKNOWN:
-        return f"not known: {proof.reason}"
-    held = f"in exact arithmetic, for all finite inputs, {proof.sizes} (error probability 2^-{proof.error_bits})"
-    if proof.verdict is Verdict.EQUAL:
-        return f"proved equal: {outputs}, {held}"
-    return f"proved equal up to the rounding of {' and of '.join(_list_roundings(proof))}: {outputs}, {held}"
-
-
-def _list_roundings(proof: FileProof) -> Iterator[str]:
-    """Describe the roundings that the proof left out."""
-    if proof.rounded:
-        worst = max(r.ulps for r in proof.rounded)
-        yield f"{_count(len(proof.rounded), 'stored constant')} (at most {worst:.2g} ulp)"
-    for name, count in Counter(cast.type for cast in proof.casts).items():
-        yield f"{_count(count, 'Cast')} to {name} (half an ulp of {name} each)"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    _print(console, proof.describe(), _STYLES[proof.verdict])
 
 
 def _print(console: Console, text: str, style: str = "") -> None:

@@ -21,7 +21,6 @@ from ...types import PathLike
 from ..prove.file_pair import OpenFile
 from ..prove.proof_result import Counterexample, Verdict
 from ..prove.prove_function import ProofLimit, prove_files
-from ..prove.prove_tables import describe_verdict
 
 # Share of a comparison's time limit that the proofs may take in addition
 _SHARE = 0.25
@@ -74,7 +73,7 @@ def prove_against_reference(
         max_memory: limit in bytes. Larger files are not proved.
 
     Returns:
-        a proof for each ONNX file; () if the reference is no ONNX file.
+        a proof for each ONNX file; () without ONNX files.
     """
     if not isinstance(source, onnx.ModelProto):
         source = os.fspath(source)
@@ -115,7 +114,7 @@ def _prove_file(
     held = {*second.inputs, *second.outputs}
     proof = prove_files(first, second, {ours: theirs for ours, theirs in names.items() if theirs in held}, limit)
     shown = "" if proof.counterexample is None else _describe_counterexample(proof.counterexample)
-    return FunctionProof(name, str(proof.verdict), describe_verdict(proof), shown, proof.seconds)
+    return FunctionProof(name, str(proof.verdict), proof.describe(), shown, proof.seconds)
 
 
 def _is_too_large(source: PathLike | onnx.ModelProto, max_memory: int) -> bool:

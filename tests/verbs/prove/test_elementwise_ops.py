@@ -1,4 +1,4 @@
-"""The lemma about constant rows: 0 instead of a centered row that is constant changes nothing."""
+"""Choices between values: 0 instead of a centered row that is constant changes nothing."""
 
 from __future__ import annotations
 
