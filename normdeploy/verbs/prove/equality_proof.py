@@ -229,7 +229,7 @@ def compare_files(pair: FilePair, casts: CastRounding = CastRounding.ALL, *, dea
 
     Args:
         casts: Casts to a narrower floating type that change numbers.
-        deadline: time limit, as `time.monotonic` counts.
+        deadline: time limit, as `time.process_time` counts.
 
     Returns:
         the comparison.

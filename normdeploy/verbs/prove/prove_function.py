@@ -44,7 +44,7 @@ def prove(call: ProveCall) -> FileProof:
         second: another one, with the same inputs and outputs.
         map: "A=B" for each input or output whose name differs.
         counterexample: .npz file to write with the inputs that show a difference.
-        max_seconds: time limit; None for none. A single large node may exceed it.
+        max_seconds: limit on processor time; None for none. A single large node may exceed it.
         progress: called with (stage, done, total).
 
     Returns:
@@ -70,11 +70,11 @@ def prove(call: ProveCall) -> FileProof:
 
 @dataclass(frozen=True)
 class ProofLimit:
-    """Time limit of a proof.
+    """Limit on the processor time of a proof.
 
     Attributes:
         seconds: the limit; None without one.
-        start: begin of the proof, as `time.monotonic` counts.
+        start: begin of the proof, as `time.process_time` counts.
     """
 
     seconds: float | None
@@ -83,11 +83,11 @@ class ProofLimit:
     @classmethod
     def from_seconds(cls, seconds: float | None) -> Self:
         """Start to count now."""
-        return cls(seconds, time.monotonic())
+        return cls(seconds, time.process_time())
 
     @property
     def deadline(self) -> float:
-        """Return the end, as `time.monotonic` counts."""
+        """Return the end, as `time.process_time` counts."""
         return math.inf if self.seconds is None else self.start + self.seconds
 
 
@@ -103,7 +103,7 @@ def prove_files(first: OpenFile, second: OpenFile, names: Mapping[str, str], lim
     Raises:
         InputError: an input or output has no counterpart.
     """
-    draft = _Draft(first.shown, second.shown, 0, limit)
+    draft = _Draft(first.shown, second.shown, 0, limit, time.perf_counter())
     try:
         pair = pair_files(first, second, names)
     except NotComparable as error:
@@ -123,6 +123,7 @@ class _Draft:
     second: str
     outputs: int
     limit: ProofLimit
+    start: float
     notes: tuple[str, ...] = ()
     sizes: str = ""
     rounded: tuple[RoundedConstant, ...] = ()
@@ -146,7 +147,7 @@ class _Draft:
             places=self.places,
             counterexample=shown,
             notes=self.notes,
-            seconds=time.monotonic() - self.limit.start,
+            seconds=time.perf_counter() - self.start,
         )
 
 
@@ -247,13 +248,13 @@ def _explain_difference(pair: FilePair, compared: Comparison, draft: _Draft, cas
     if shown is not None and difference is not None and _is_conclusive(difference, pair, only_constants=only_constants):
         if only_constants:
             one, other = changed[0]
-            reason = f"B stores other numbers in {other!r} than A in {one!r}"
+            reason = f"{pair.second.label} stores other numbers in {other!r} than {pair.first.label} in {one!r}"
             if len(changed) > 1:
                 reason += f", and {len(changed) - 1} more constants differ"
         else:
             reason = f"the output {shown.output!r} differs by {difference.relative:.2g} of its largest element"
         return draft.finish(Verdict.DIFFERENT, reason, shown=shown)
-    reason = _describe_obstacle(draft, unknown, changed, difference, random_ops)
+    reason = _describe_obstacle(pair, draft, unknown, changed, difference, random_ops)
     if cast_reason:
         reason += f"; {cast_reason}"
     return draft.finish(Verdict.UNKNOWN, reason)
@@ -271,6 +272,7 @@ def _is_conclusive(difference: Difference, pair: FilePair, *, only_constants: bo
 
 
 def _describe_obstacle(
+    pair: FilePair,
     draft: _Draft,
     unknown: Sequence[str],
     changed: Sequence[tuple[str, str]],
@@ -283,10 +285,12 @@ def _describe_obstacle(
     if unknown:
         parts.append(f"the proof stops at {' and '.join(dict.fromkeys(unknown))}")
     else:
-        places = [place.describe() for place in draft.places if place is not None]
-        parts.append(f"the proof stops at {' in A and '.join(places)}{' in B' if len(places) > 1 else ''}")
+        sides = (pair.first.label, pair.second.label)
+        places = [f"{p.describe()} in {side}" for p, side in zip(draft.places, sides, strict=True) if p is not None]
+        parts.append(f"the proof stops at {' and '.join(places)}")
     if changed:
-        parts.append(f"the constant {changed[0][1]!r} of B is not computed from constants of A in a known way")
+        one, other = pair.first.label, pair.second.label
+        parts.append(f"the constant {changed[0][1]!r} of {other} is not computed from constants of {one}")
     if difference is not None and difference.shown is None:
         if difference.ran:
             parts.append(f"{difference.ran} inputs in float64 show no difference")

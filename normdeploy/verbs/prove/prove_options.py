@@ -28,7 +28,7 @@ class ProveOptions:
     max_seconds: float | None = option_field(
         None,
         "--max-seconds",
-        'Time limit, in seconds. The verdict is "not known" if it is reached.',
+        'Limit on processor time, in seconds. The verdict is "not known" if it is reached.',
         metavar="S",
         minimum=1,
     )
