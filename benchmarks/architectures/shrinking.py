@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 # Maximum number of parameters of a model
-MOST = 5_000_000
+MOST = 25_000_000
 WIDTH, FEED_FORWARD, HEADS, KEY_VALUE_HEADS = 64, 96, 4, 2
 HEAD_WIDTH = WIDTH // HEADS
 VOCABULARY, POSITIONS, IMAGE, WINDOW, EXPERTS, LAYERS = 256, 128, 64, 4, 4, 2
