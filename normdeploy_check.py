@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -24,7 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from pathlib import Path
@@ -44,7 +45,7 @@ EPSILON = float(np.float32(1e-5))
 MAX_FILE_BYTES = 4 << 30
 MAX_NODES = 20_000
 # Opsets at which the meaning or the form of an op changes
-BREAKS = {"GroupNormalization": (21,), "BatchNormalization": (14,), "Dropout": (12,), "Slice": (10,), "Reshape": (5,)}
+BREAKS = {"GroupNormalization": (21,), "Dropout": (12,), "Slice": (10,), "Reshape": (5,)}
 BREAKS |= dict.fromkeys(("Softmax", "Squeeze", "Unsqueeze", "ReduceSum"), (13,)) | {"Split": (13, 18)}
 BREAKS |= dict.fromkeys((f"Reduce{kind}" for kind in ("Mean", "SumSquare", "L2", "Prod", "Max", "Min")), (18,))
 # Nodes that the cleanup bypasses: their output has the elements of their first input
@@ -84,6 +85,7 @@ class Arithmetic:
         self.kind = np.dtype(object if prime else np.float64)
         self.key = rng.bytes(32)
         self.irrational = False
+        self.elements: dict[int, tuple[Array, Array]] = {}
         self.powers_of_two = np.array([pow(2, e, prime) for e in range(-1200, 1100)] if prime else [], object)
 
     def array(self, values: Any) -> Array:
@@ -100,9 +102,13 @@ class Arithmetic:
             return values
         if not np.isfinite(values).all():
             raise Undefined("a constant is not finite")
-        mantissa, exponent = np.frexp(values)
-        integers = np.asarray(np.ldexp(mantissa, 53)).astype(np.int64).astype(object)
-        return self.array(integers * self.powers_of_two[exponent - 53 + 1200])
+        # Both sides often read the same large weight.
+        if id(values) not in self.elements:
+            mantissa, exponent = np.frexp(values)
+            integers = np.asarray(np.ldexp(mantissa, 53)).astype(np.int64).astype(object)
+            elements = self.array(integers * self.powers_of_two[exponent - 53 + 1200])
+            self.elements[id(values)] = values, elements
+        return self.elements[id(values)][1]
 
     def random(self, shape: Any) -> Array:
         return self.rng.integers(0, self.prime, shape).astype(object) if self.prime else self.rng.standard_normal(shape)
@@ -159,18 +165,16 @@ class Arithmetic:
         digest = hashlib.blake2b(repr(values).encode(), key=self.key, digest_size=16).digest()
         return int.from_bytes(digest) % self.prime if values[-1] == values[-1] else math.nan
 
-    def unknown(self, node: Node, x: Array) -> Array:
+    def unknown(self, node: Node, x: Array, axes: tuple[int, ...] = ()) -> Array:
+        """Compute an unknown function of one number, or of a number and its row along the axes."""
+        if not self.prime and axes:
+            powers = np.exp(x - x.max(axis=axes, keepdims=True))
+            return powers / powers.sum(axis=axes, keepdims=True)
         if not self.prime:
             return reference(node, [x])[0]
         attributes = [node.get(name, default) for name, default in UNKNOWN[node.op].items()]
-        return np.frompyfunc(lambda v: self.hash(node.op, attributes, v), 1, 1)(x)
-
-    def softmax(self, x: Array, axes: tuple[int, ...]) -> Array:
-        if not self.prime:
-            powers = np.exp(x - x.max(axis=axes, keepdims=True))
-            return powers / powers.sum(axis=axes, keepdims=True)
-        row = np.frompyfunc(lambda v: self.hash("row", v), 1, 1)(x).sum(axis=axes, keepdims=True)
-        return np.frompyfunc(lambda v, r: self.hash("softmax", v, r), 2, 1)(x, self.array(row))
+        row = np.frompyfunc(lambda v: self.hash("row", v), 1, 1)(x).sum(axis=axes, keepdims=True) if axes else 0
+        return np.frompyfunc(lambda v, r: self.hash(node.op, attributes, v, r), 2, 1)(x, row)
 
 
 def random_prime(rng: np.random.Generator) -> int:
@@ -199,6 +203,12 @@ class Node:
     def get(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, (None, default))[1]
 
+    @property
+    def signature(self) -> Any:
+        """Return op, domain and attributes in a form that can be compared."""
+        values = {n: (k, v.dtype.name, v.shape, v.tobytes()) for n, (k, v) in self.attributes.items() if k == "tensor"}
+        return self.op, self.domain, {n: repr(pair) for n, pair in self.attributes.items()} | values
+
 
 def is_float(code: int) -> bool:
     return "float" in helper.tensor_dtype_to_np_dtype(code).name
@@ -213,29 +223,24 @@ def literal(array: Array) -> Array:
 
 def reference(node: Node, inputs: list[Any]) -> list[Any]:
     """Compute a node with onnx's reference evaluator, with float64 in place of every float type."""
-    names = [f"i{i}" if x is not None else "" for i, x in enumerate(inputs)]
-    feeds = {n: x for n, x in zip(names, inputs, strict=True) if n}
-    outputs = [o or f"o{i}" for i, o in enumerate(node.outputs)]
     if node.op in ("Loop", "If", "Scan") or node.op.startswith("Random"):
         raise Undefined(f"{node.op} can't be evaluated here")
+    feeds = {f"i{i}": x for i, x in enumerate(inputs) if x is not None}
+    outputs = [name or f"o{i}" for i, name in enumerate(node.outputs)]
     attributes = {}
     for name, (kind, value) in node.attributes.items():
-        if kind in ("other", "reference"):
-            raise Undefined(f"attribute {name} of {node.op} has no value")
         if name in ("to", "dtype", "softmax_precision") and is_float(value):
             value = TensorProto.DOUBLE
         attributes[name] = numpy_helper.from_array(literal(value)) if kind == "tensor" else value
     try:
+        names = [f"i{i}" if x is not None else "" for i, x in enumerate(inputs)]
         proto = helper.make_node(node.op, names, outputs, domain=node.domain, **attributes)
-        # The evaluator does not read the type of an object array.
-        types = {
-            n: helper.np_dtype_to_tensor_dtype(np.dtype(float) if x.dtype == object else x.dtype)
-            for n, x in feeds.items()
-        }
-        infos = [helper.make_tensor_value_info(n, code, None) for n, code in types.items()]
-        results = [helper.make_tensor_value_info(o, TensorProto.DOUBLE, None) for o in outputs]
-        graph = helper.make_graph([proto], "node", infos, results)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, node.opset)])
+        # The evaluator does not use the type of an object array.
+        types = {n: np.dtype(float) if x.dtype == object else x.dtype for n, x in feeds.items()}
+        infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(t), None) for n, t in types.items()]
+        results = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, None) for n in outputs]
+        opsets = [helper.make_opsetid(node.domain, node.opset)]
+        model = helper.make_model(helper.make_graph([proto], "node", infos, results), opset_imports=opsets)
         return list(ReferenceEvaluator(model).run(None, feeds))
     except (MemoryError, Refusal):
         raise
@@ -255,10 +260,6 @@ class Call:
     @property
     def x(self) -> Array:
         return self.inputs[0]
-
-    @property
-    def epsilon(self) -> Any:
-        return self.ar.number(self.node.get("epsilon", EPSILON))
 
     def mean(self, x: Array, axes: tuple[int, ...]) -> Array:
         return x.sum(axis=axes, keepdims=True) * self.ar.number(Fraction(1, math.prod(x.shape[a] for a in axes)))
@@ -314,68 +315,61 @@ def product(c: Call) -> Array:
 
 def norm(c: Call) -> Any:
     """Compute the norms of the standard: (x − center)/√(variance + ε)·scale + bias."""
-    op, x, epsilon = c.node.op.removesuffix("Normalization"), c.x, c.epsilon
-    scale, bias = [*c.inputs, None, None][1:3]
-    real = None
+    kind, x, ar = c.node.op.removesuffix("Normalization"), c.x, c.ar
+    epsilon = Fraction(c.node.get("epsilon", EPSILON))
     along = (-1, *[1] * (x.ndim - 2))
-    axes = tuple(range(c.node.get("axis", -1) % x.ndim, x.ndim))
-    if op == "Group":
-        x = x.reshape(x.shape[0], c.node.get("num_groups"), -1)
-        axes = (2,)
-    elif op in ("Instance", "MeanVariance"):
-        axes = tuple(range(2, x.ndim)) if op == "Instance" else tuple(c.node.get("axes", (0, 2, 3)))
-    if op == "Batch":
+    real = None
+    if kind == "Batch":
         require(not c.node.get("training_mode"), "structure", f"{c.node.outputs[0]} is computed in training mode")
         center, variance = (p.reshape(along) for p in c.inputs[3:5])
-        real = None if c.real[4] is None else c.real[4].reshape(along) + float(c.node.get("epsilon", EPSILON))
+        real = None if c.real[4] is None else c.real[4].reshape(along) + float(epsilon)
     else:
-        center = 0 if op in ("RMS", "SimplifiedLayer") else c.mean(x, axes)
+        first = {"Instance": 2, "Group": 2}.get(kind, c.node.get("axis", -1) % x.ndim)
+        x = x.reshape(x.shape[0], c.node.get("num_groups"), -1) if kind == "Group" else x
+        axes = tuple(c.node.get("axes", (0, 2, 3))) if kind == "MeanVariance" else tuple(range(first, x.ndim))
+        center = 0 if kind in ("RMS", "SimplifiedLayer") else c.mean(x, axes)
         variance = c.mean((x - center) ** 2, axes)
-    root = (
-        c.ar.root(variance, None) + c.ar.number(float(np.float32(1e-9)))
-        if op == "MeanVariance"
-        else c.ar.root(variance + epsilon, real)
-    )
-    inverse = c.ar.divide(c.ar.array(1), root)
+    if kind == "MeanVariance":
+        root = ar.root(variance) + ar.number(float(np.float32(1e-9)))
+    else:
+        root = ar.root(variance + ar.number(epsilon), real)
+    inverse = ar.divide(ar.array(1), root)
     normal = (x - center) * inverse
-    if op == "Group" and c.node.opset < 21:
-        normal = (normal * scale.reshape(-1, 1) + bias.reshape(-1, 1)).reshape(c.x.shape)
-        scale = bias = None
-    if op in ("Batch", "Instance", "Group"):
-        normal = normal.reshape(c.x.shape)
-        scale, bias = (None if p is None else p.reshape(along) for p in (scale, bias))
+    grouped = kind == "Group" and c.node.opset < 21
+    normal = normal if grouped else normal.reshape(c.x.shape)
+    shape = (-1, 1) if grouped else along if kind in ("Batch", "Instance", "Group") else None
+    scale, bias = (p if p is None or not shape else p.reshape(shape) for p in [*c.inputs, None, None][1:3])
     normal = normal if scale is None else normal * scale
     normal = normal if bias is None else normal + bias
-    return [normal, center, inverse] if op == "Layer" else normal
+    return [normal, center, inverse] if kind == "Layer" else normal.reshape(c.x.shape)
 
 
 def unknown(c: Call) -> Array:
     """Compute functions that are unknown in the field: equal arguments give equal elements."""
-    node = c.node
-    if node.op == "Softmax":
-        axis = node.get("axis", -1 if node.opset >= 13 else 1) % c.x.ndim
-        return c.ar.softmax(c.x, (axis,) if node.opset >= 13 else tuple(range(axis, c.x.ndim)))
-    if node.op == "Swish":
-        argument = c.ar.array(c.x * c.ar.number(node.get("alpha", 1)))
-        return c.x * c.ar.unknown(replace(node, op="Sigmoid", attributes={}), argument)
-    return c.ar.unknown(node, c.x)
+    if c.node.op == "Softmax":
+        axis = c.node.get("axis", -1 if c.node.opset >= 13 else 1) % c.x.ndim
+        return c.ar.unknown(c.node, c.x, (axis,) if c.node.opset >= 13 else tuple(range(axis, c.x.ndim)))
+    if c.node.op == "Swish":
+        argument = c.ar.array(c.x * c.ar.number(c.node.get("alpha", 1)))
+        return c.x * c.ar.unknown(replace(c.node, op="Sigmoid", attributes={}), argument)
+    return c.ar.unknown(c.node, c.x)
 
 
 # Ops of floats that onnx's reference evaluator computes in both arithmetics
-RING = ("Concat", "ReduceSum", "ReduceSumSquare")
-MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Split", "Slice", "Identity")
+SAME = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Split", "Slice", "Identity")
+SAME += ("Concat", "ReduceSum", "ReduceSumSquare")
 SIZES = ("Shape", "Size", "Constant", "ConstantOfShape", "Cast", "CastLike", "Dropout")
-# Unknown functions of one number in the field, with the defaults of their attributes
-UNKNOWN: dict[str, dict[str, Any]] = {"Sigmoid": {}, "Tanh": {}, "Erf": {}, "Softplus": {}}
-UNKNOWN |= {"HardSigmoid": {"alpha": float(np.float32(0.2)), "beta": 0.5}, "Gelu": {"approximate": "none"}}
+# Unknown functions in the field, with the defaults of their attributes
+UNKNOWN: dict[str, dict[str, Any]] = {"Sigmoid": {}, "Tanh": {}, "Erf": {}, "Softplus": {}, "Softmax": {}}
+UNKNOWN |= {"HardSigmoid": {"alpha": float(np.float32(0.2)), "beta": 0.5}, "Gelu": {"approximate": b"none"}}
 OPS: dict[str, Callable[[Call], Any]] = {
     "Add": lambda c: c.x + c.inputs[1],
     "Sub": lambda c: c.x - c.inputs[1],
     "Mul": lambda c: c.x * c.inputs[1],
+    "Div": lambda c: c.ar.divide(c.x, c.inputs[1]),
     "Neg": lambda c: -c.x,
-    "Sum": lambda c: sum(c.inputs),
-    "Div": lambda c: c.ar.divide(*c.inputs),
     "Reciprocal": lambda c: c.ar.divide(c.ar.array(1), c.x),
+    "Sum": lambda c: sum(c.inputs),
     "Mean": lambda c: sum(c.inputs) * c.ar.number(Fraction(1, len(c.inputs))),
     "Sqrt": lambda c: c.ar.root(c.x, c.real[0]),
     "GlobalAveragePool": lambda c: c.mean(c.x, tuple(range(2, c.x.ndim))),
@@ -383,30 +377,28 @@ OPS: dict[str, Callable[[Call], Any]] = {
 }
 OPS |= dict.fromkeys(("ReduceMean", "ReduceL2"), reduction)
 OPS |= dict.fromkeys(("MatMul", "Einsum", "Gemm", "Conv", "ConvTranspose"), product)
-OPS |= dict.fromkeys((*UNKNOWN, "Swish", "Softmax"), unknown)
-NORMS = tuple(f"{kind}Normalization" for kind in ("Batch", "Layer", "RMS", "Instance", "Group", "MeanVariance"))
-OPS |= dict.fromkeys((*NORMS, "SimplifiedLayerNormalization"), norm)
+OPS |= dict.fromkeys((*UNKNOWN, "Swish"), unknown)
+NORMS = ("Batch", "Layer", "RMS", "SimplifiedLayer", "Instance", "Group", "MeanVariance")
+OPS |= dict.fromkeys((f"{kind}Normalization" for kind in NORMS), norm)
 
 
 def compute(c: Call, mode: str) -> list[Array]:
     """Compute the outputs of a node. Modes other than numeric allow only the ops of the page."""
     node, ar = c.node, c.ar
-    first_alone = node.op in (*MOVES, "Pow") or node.op.startswith("Reduce")
+    # Other inputs of these ops are integers.
+    first_alone = node.op in SAME[:-3] or node.op.startswith("Reduce") or (node.op == "Pow" and c.x.dtype == ar.kind)
     floats = [x.dtype == ar.kind for x in (c.inputs[:1] if first_alone else c.inputs) if x is not None]
     standard = not node.domain or (node.domain, node.op) == ("com.microsoft", "SimplifiedLayerNormalization")
-    if any(floats) and not all(floats) and mode != "numeric" and node.op not in SIZES:
-        raise Undefined(f"{node.op} of floats and integers")
     defined = OPS.get(node.op) if standard and any(floats) and (mode, node.op) != ("numeric", "Pow") else None
-    integral = floats and not any(floats)
-    allowed = standard and (defined or integral or node.op in (*RING, *MOVES, *SIZES))
-    require(
-        allowed or mode == "numeric", "structure", f"{node.op}, which computes {node.outputs[0]}, has no definition"
-    )
+    if mode != "numeric":
+        allowed = defined or node.op in (*SAME, *SIZES) or (floats and not any(floats))
+        require(standard and allowed, "structure", f"{node.op}, which computes {node.outputs[0]}, has no definition")
+        if any(floats) and not all(floats) and node.op not in SIZES:
+            raise Undefined(f"{node.op} of floats and integers")
     if node.op == "CastLike":
-        like = (
-            TensorProto.DOUBLE if c.inputs[1].dtype == ar.kind else helper.np_dtype_to_tensor_dtype(c.inputs[1].dtype)
-        )
-        node = replace(node, op="Cast", inputs=node.inputs[:1], attributes={"to": ("int", like)})
+        like = np.dtype(float) if c.inputs[1].dtype == ar.kind else c.inputs[1].dtype
+        attributes = {"to": ("int", helper.np_dtype_to_tensor_dtype(like))}
+        node = replace(node, op="Cast", inputs=node.inputs[:1], attributes=attributes)
     if node.op == "Dropout" or (node.op == "Cast" and c.x.dtype == ar.kind and is_float(node.get("to"))):
         return c.inputs[:1]
     require(node.op != "Cast" or c.x.dtype != object, "structure", f"{node.outputs[0]} is a float as an integer")
@@ -417,12 +409,12 @@ def compute(c: Call, mode: str) -> list[Array]:
     except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError, KeyError) as error:
         raise Undefined(f"{node.op}: {error}") from None
     results = results if isinstance(results, list) else [results]
-    if any(floats) and node.op not in SIZES and (ar.prime or defined):
-        results = [ar.array(r) for r in results]
-    results = [literal(np.asarray(r)) for r in results]
     require(not any(node.outputs[len(results) :]), "structure", f"{node.outputs[-1]} is no output of {node.op}")
-    created = [r.dtype == np.float64 and not any(floats) for r in results]
-    require(node.op in SIZES or mode == "numeric" or not any(created), "structure", f"{node.op} has no definition")
+    if any(floats) and node.op not in SIZES and (ar.prime or defined):
+        return [ar.array(r) for r in results]
+    results = [literal(np.asarray(r)) for r in results]
+    created = node.op not in SIZES and not any(floats) and any(r.dtype == np.float64 for r in results)
+    require(mode == "numeric" or not created, "structure", f"{node.op}, which computes floats, has no definition")
     return [ar.element(r) if r.dtype == np.float64 else r for r in results]
 
 
@@ -457,8 +449,9 @@ class Comparison:
     outputs: list[str]
     sides: list[Side]
     rng: np.random.Generator
-    sizes: list[dict[str, int]] = field(default_factory=list)
-    known: list[dict[str, Any]] = field(default_factory=lambda: [{}, {}])
+    sizes: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    known: list[dict[str, Any]] = dataclasses.field(default_factory=lambda: [{}, {}])
+    field: Arithmetic | None = None
 
     def check(self) -> None:
         """Compare at two choices of sizes, or at one if all sizes are fixed."""
@@ -541,16 +534,20 @@ class Comparison:
             require(shown, "equal", f"tensor {name} has no finite element in float64")
 
     def compare_field(self, shapes: dict[str, list[int]]) -> None:
-        """Compare modulo a prime. If a constant has an irrational root, its sign may be wrong: try other primes."""
-        for tried in range(1, 257):
-            ar = Arithmetic(self.rng, random_prime(self.rng))
+        """Compare modulo a prime. A root of a constant may have the wrong sign, so try other primes then."""
+        failure: Exception = Undefined("no prime makes the divisors nonzero and the arguments of roots squares")
+        for _ in range(64):
+            ar = self.field or Arithmetic(self.rng, random_prime(self.rng))
+            self.field = None
             try:
                 if self.compare_modulo(ar, shapes):
+                    self.field = ar
                     return
-            except Rejection:
-                if not ar.irrational or tried == 256:
-                    raise
-        raise Undefined("no prime makes the divisors nonzero and the arguments of roots squares")
+            except Rejection as error:
+                failure = error
+                if not ar.irrational:
+                    break
+        raise failure
 
     def compare_modulo(self, ar: Arithmetic, shapes: dict[str, list[int]]) -> bool:
         """Draw leaves until each element was compared where it is not NaN. Returns: False if some never are."""
@@ -566,8 +563,8 @@ class Comparison:
                         continue
                     # Three points on a line b = A·a + B
                     (b1, a1), (b2, a2) = runs[1][i], runs[2][i]
-                    differences = [(b1 - before) * (a2 - after) - (b2 - before) * (a1 - after)]
-                    differences += [(b1 - before) * (a1 == after)]
+                    differences = [(b1 - before) * (a1 == after)]
+                    differences += [(b1 - before) * (a2 - after) - (b2 - before) * (a1 - after)]
                 for difference in map(ar.array, differences):
                     defined = (difference == difference).astype(bool)
                     self.require_none(defined & (difference != 0), name, before, after, f"modulo {ar.prime}")
@@ -582,18 +579,11 @@ class Comparison:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def key_of(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes in a form that can be compared."""
-    tensors = {n: (v.dtype.name, v.shape, v.tobytes()) for n, (_, v) in attributes.items() if isinstance(v, Array)}
-    return {n: repr(pair) for n, pair in attributes.items()} | tensors
-
-
 def same_node(ours: Node, theirs: Node) -> bool:
     """Compare op, domain and attributes, and the meaning of both opsets."""
     breaks = BREAKS.get(ours.op, ()) if not ours.domain else ()
     same_opset = all((ours.opset < b) == (theirs.opset < b) for b in breaks)
-    same_op = (ours.op, ours.domain) == (theirs.op, theirs.domain)
-    return same_op and same_opset and key_of(ours.attributes) == key_of(theirs.attributes)
+    return same_opset and ours.signature == theirs.signature
 
 
 def model_node(proto: onnx.NodeProto, opset: int) -> Node:
@@ -606,52 +596,47 @@ def model_node(proto: onnx.NodeProto, opset: int) -> Node:
         elif kind == "tensor":
             attributes[item.name] = (kind, numpy_helper.to_array(item.t))
         elif kind in ("float", "int", "string", "floats", "ints", "strings"):
-            value = helper.get_attribute_value(item)
-            plain = [v.decode() if isinstance(v, bytes) else v for v in (value if kind.endswith("s") else [value])]
-            attributes[item.name] = (kind, plain if kind.endswith("s") else plain[0])
+            attributes[item.name] = (kind, helper.get_attribute_value(item))
         else:
             attributes[item.name] = ("other", None)
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     return Node(proto.op_type, domain, opset, list(proto.input), list(proto.output), attributes)
 
 
+@dataclass
 class Scope:
-    """Names of one graph or function body of the model. ``place``: the place of its rewrites, once known."""
+    """One graph or function body of the model. ``names``: constants that nodes can read, and None for other tensors.
 
-    def __init__(
-        self, nodes: Any, opset: int, tensors: Any = (), inputs: Any = (), parent: Scope | None = None
-    ) -> None:
-        self.parent = parent
-        self.place: str | None = None
-        self.nodes = {p.output[0]: model_node(p, opset) for p in nodes if p.output}
-        self.written = {*inputs, *(o for p in nodes for o in p.output)}
-        self.tensors = {t.name: t for t in tensors}
-        self.bodies = [g for p in nodes for a in p.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs)]
-        self.inner = [Scope(g.node, opset, g.initializer, [i.name for i in g.input], self) for g in self.bodies]
+    ``place`` is the place of its rewrites, once known.
+    """
 
-    def walk(self) -> Iterator[Scope]:
-        yield self
-        for scope in self.inner:
-            yield from scope.walk()
+    nodes: dict[str, Node]
+    names: dict[str, Any]
+    place: str | None = None
 
     def stored(self, name: str) -> Array | None:
-        """Return the initializer or the Constant of this name, or None."""
-        if name in self.tensors:
-            return numpy_helper.to_array(self.tensors[name])
-        node = self.nodes.get(name)
-        if node is not None and node.op == "Constant" and not node.domain:
-            return next(
-                (np.asarray(v, np.float32 if k[:5] == "float" else None) for k, v in node.attributes.values()), None
-            )
-        return None if name in self.written or self.parent is None else self.parent.stored(name)
+        value = self.names.get(name)
+        return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
 
     def origin(self, name: str) -> str:
         """Follow nodes that pass their first input on."""
         node = self.nodes.get(name)
         return self.origin(node.inputs[0]) if node is not None and node.op in PASSING else name
 
-    def has(self, name: str) -> bool:
-        return name in self.written or (self.parent is not None and self.parent.has(name))
+
+def scopes_of(nodes: Any, opset: int, inputs: Any, tensors: Any = (), outer: Any = None) -> Iterator[Scope]:
+    """Yield the scope of these nodes, and those of the bodies inside."""
+    own = {p.output[0]: model_node(p, opset) for p in nodes if p.output}
+    names: dict[str, Any] = {**(outer or {}), **dict.fromkeys(inputs), **{o: None for p in nodes for o in p.output}}
+    for name, node in own.items():
+        if node.op == "Constant" and not node.domain:
+            kind, value = next(iter(node.attributes.values()), ("", None))
+            names[name] = np.asarray(value, np.float32 if kind in ("float", "floats") else None)
+    names |= {t.name: t for t in tensors}
+    yield Scope(own, names)
+    for attribute in (a for p in nodes for a in p.attribute):
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from scopes_of(graph.node, opset, [i.name for i in graph.input], graph.initializer, names)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -726,263 +711,287 @@ def half_ulp(array: Array) -> Array:
 
 def graph_scopes(model: onnx.ModelProto) -> list[Scope]:
     graph = model.graph
-    return list(Scope(graph.node, opset_of(model), graph.initializer, [i.name for i in graph.input]).walk())
+    return list(scopes_of(graph.node, opset_of(model), [i.name for i in graph.input], graph.initializer))
 
 
 class Checker:
     """Check the claims of one certificate."""
 
-    def __init__(
-        self, raw: Any, model: onnx.ModelProto, source: onnx.ModelProto | None, rng: np.random.Generator
-    ) -> None:
-        self.raw, self.model, self.rng = raw, model, rng
+    def __init__(self, raw: Any, model: onnx.ModelProto, source: onnx.ModelProto | None, rng: Any) -> None:
+        self.rewrites, self.model, self.rng = raw["rewrites"], model, rng
+        self.source_opset = raw["source"]["opset"]
+        self.source = graph_scopes(source)[0] if source is not None else None
+        self.functions = {(f["domain"], f["name"]): f for f in raw["functions"]}
         self.counts: Counter[str] = Counter()
         self.lines: list[str] = []
         self.arrays: dict[str, Array] = {}
+        self.literals: dict[str, Array] = {}
         tensors = {t.name: t for t in model.graph.initializer}
         for key, entry in raw["constants"].items():
             with located(f"constant {key}"):
                 self.arrays[key] = read_constant(entry, tensors)
-        self.functions = {(f["domain"], f["name"]): f for f in raw["functions"]}
         self.scopes = graph_scopes(model)
-        self.source = None if source is None else graph_scopes(source)[0]
-        for function in model.functions:
-            self.scopes += Scope(function.node, opset_of(function), inputs=function.input).walk()
         self.scopes[0].place = ""
+        self.scopes += [s for f in model.functions for s in scopes_of(f.node, opset_of(f), f.input)]
         self.found: set[tuple[int, str]] = set()
-        # By place and tensor: the last rewrite that writes it, tensors before rewrites, and exact values of constants
-        self.writers: dict[tuple[str, str], int] = {}
-        self.seen: set[tuple[str, str]] = set()
-        self.exact: dict[tuple[str, str], tuple[Array, Array, float]] = {}
+        # By place and tensor: the last rewrite that writes it, and the constants that a rewrite computed
+        self.writers: dict[Any, int] = {}
+        self.computed: dict[Any, tuple[Array, Array, float]] = {}
+        self.seen: set[Any] = set()
 
     def run(self) -> None:
-        for bound, largest in BOUNDS.items():
-            require(self.raw["bounds"][bound] <= largest, "structure", f"the bound {bound} is above {largest}")
         self.check_functions()
-        for index, rewrite in enumerate(self.raw["rewrites"]):
-            with located(f"rewrite {index}"):
-                require(rewrite["index"] == index, "structure", f"the index is {rewrite['index']}")
-                self.counts[rewrite["mode"]] += 1
-                if rewrite["mode"] != "none":
-                    self.check_rewrite(index, rewrite)
-                self.writers |= {(rewrite["place"], n): index for n in rewrite.get("writes", [])}
-        for index, rewrite in enumerate(self.raw["rewrites"]):
-            with located(f"rewrite {index}"):
-                for node in rewrite.get("after", {"nodes": []})["nodes"]:
-                    self.check_final(index, rewrite, node)
+        for check in (self.check_chain, self.check_final, self.check_values):
+            for index, rewrite in enumerate(self.rewrites):
+                with located(f"rewrite {index}"):
+                    check(index, rewrite)
+
+    def attributes(self, raws: Any, bound: dict[str, Any] | None) -> dict[str, Any]:
+        """Read attributes. ``bound``: those of the call, in place of references to them."""
+        attributes = {}
+        for name, item in raws.items():
+            kind, value = item["type"], item["value"]
+            self.counts["attributes without a defined form"] += kind == "other"
+            if kind == "reference" and bound is not None:
+                attributes |= {name: bound[value]} if value in bound else {}
+                continue
+            if kind in ("float", "floats"):
+                value = float(value) if kind == "float" else [float(v) for v in value]
+            elif kind in ("string", "strings"):
+                value = value.encode() if kind == "string" else [v.encode() for v in value]
+            attributes[name] = (kind, self.arrays[value] if kind == "tensor" else None if kind == "other" else value)
+        return attributes
 
     def node(self, raw: Any, bound: dict[str, Any] | None = None) -> Node:
-        """Read a node. ``bound``: attributes of the call, in place of references to them."""
-        attributes = {}
-        for name, item in raw["attributes"].items():
-            kind, value = item["type"], item["value"]
-            if kind == "tensor":
-                value = self.arrays[value]
-            elif kind == "float":
-                value = float(value)
-            elif kind == "floats":
-                value = [float(v) for v in value]
-            elif kind == "other":
-                value = None
-                self.counts["attributes without a defined form"] += 1
-            if kind != "reference" or bound is None:
-                attributes[name] = (kind, value)
-            elif value in bound:
-                attributes[name] = bound[value]
         domain = "" if raw["domain"] == "ai.onnx" else raw["domain"]
         known = not domain or raw["op"] == "SimplifiedLayerNormalization" or (domain, raw["op"]) in self.functions
         require(known, "functions", f"{domain}.{raw['op']} is not in the list of functions")
+        attributes = self.attributes(raw["attributes"], bound)
         return Node(raw["op"], domain, raw["opset"], raw["inputs"], raw["outputs"], attributes)
 
-    def expand(
-        self, raws: Any, names: dict[str, str], prefix: str, bound: dict[str, Any], depth: int = 0
-    ) -> list[Node]:
-        """Read nodes, with the body of a function in place of each call."""
-        nodes: list[Node] = []
-        for i, raw in enumerate(raws):
-            node = self.node(raw, bound)
-            inputs = [names.get(n, prefix + n) if n else "" for n in node.inputs]
-            outputs = [names.get(n, prefix + n) if n else "" for n in node.outputs]
-            node = replace(node, inputs=inputs, outputs=outputs)
-            if depth == 0 and outputs[0] in self.epsilons:
-                node.attributes["epsilon"] = ("float", self.epsilons[outputs[0]])
+    def expand(self, nodes: list[Node], names: dict[str, str], prefix: str = "") -> list[Node]:
+        """Put the body of a function in place of each call. ``names``: tensors that keep or change their name."""
+        expanded: list[Node] = []
+        for i, node in enumerate(nodes):
+            inputs, outputs = (
+                [names.get(n, prefix + n) if n else "" for n in ns] for ns in (node.inputs, node.outputs)
+            )
             function = self.functions.get((node.domain, node.op))
             if function is None:
-                nodes.append(node)
+                expanded.append(replace(node, inputs=inputs, outputs=outputs))
             else:
                 formal = dict.fromkeys(function["inputs"], "") | dict(zip(function["inputs"], inputs, strict=False))
                 formal |= {f: n for f, n in zip(function["outputs"], outputs, strict=False) if n}
-                values = self.node({**raw, "attributes": function["defaults"]}).attributes | node.attributes
-                nodes += self.expand(function["nodes"], formal, f"{prefix}{i}:", values, depth + 1)
-            if len(nodes) > MAX_NODES or depth > 16:
-                raise Refusal(f"functions call each other too deeply, or there are more than {MAX_NODES} nodes")
-        return nodes
+                bound = self.attributes(function["defaults"], None) | node.attributes
+                body = [self.node(raw, bound) for raw in function["nodes"]]
+                expanded += self.expand(body, formal, f"{prefix}{i}:")
+            if len(expanded) > MAX_NODES:
+                raise Refusal(f"there are more than {MAX_NODES} nodes")
+        return expanded
 
     def check_functions(self) -> None:
         """Compare each function that the model has with its body there."""
         theirs = {(f.domain, f.name): f for f in self.model.functions}
-        require(len(self.functions) == len(self.raw["functions"]), "structure", "a function is defined twice")
+        redefined = [name for domain, name in self.functions if domain in ("", "ai.onnx")]
+        require(not redefined, "structure", f"the standard ops {redefined} are redefined")
         for (domain, name), ours in self.functions.items():
-            require(domain not in ("", "ai.onnx"), "structure", f"the standard op {name} is redefined")
-            function = theirs.get((domain, name))
-            require(function is not None or not ours["in_file"], "functions", f"the model has no {domain}.{name}")
-            nodes = [self.node(raw) for raw in ours["nodes"]]
-            if function is None:
-                continue
-            others = [model_node(proto, opset_of(function)) for proto in function.node]
-            formal = sorted([*function.attribute, *(a.name for a in function.attribute_proto)])
-            head = [list(function.input), list(function.output), formal]
-            defaults = model_node(onnx.NodeProto(attribute=function.attribute_proto), 1).attributes
-            stated = self.node(
-                {"op": "", "domain": "", "opset": 1, "inputs": [], "outputs": [], "attributes": ours["defaults"]}
+            require(
+                ours["in_file"] == ((domain, name) in theirs), "functions", f"`in_file` of {domain}.{name} is wrong"
             )
-            same = head == [ours["inputs"], ours["outputs"], sorted(ours["attributes"])]
-            same = same and key_of(defaults) == key_of(stated.attributes) and len(nodes) == len(others)
-            for a, b in zip(nodes, others, strict=False):
-                same = same and same_node(a, b) and (a.inputs, a.outputs) == (b.inputs, b.outputs)
-                same = same and ((a.domain, a.op) not in self.functions or (a.domain, a.op) in theirs)
-            require(same, "functions", f"{domain}.{name} has another body in the model")
-            require(ours["in_file"], "functions", f"the model has {domain}.{name}, but `in_file` is false")
+            nodes, defaults = [self.node(raw) for raw in ours["nodes"]], self.attributes(ours["defaults"], None)
+            if not ours["in_file"]:
+                continue
+            function = theirs[domain, name]
+            others = [model_node(proto, opset_of(function)) for proto in function.node]
+            header = model_node(onnx.NodeProto(attribute=function.attribute_proto), 1)
+            formal = sorted([*function.attribute, *header.attributes])
+            same = [list(function.input), list(function.output), formal] == [
+                ours["inputs"],
+                ours["outputs"],
+                sorted(ours["attributes"]),
+            ]
+            same = same and header.signature == replace(header, attributes=defaults).signature
+            same = same and [(n.inputs, n.outputs) for n in nodes] == [(n.inputs, n.outputs) for n in others]
+            same = same and all(map(same_node, nodes, others))
+            require(same, "functions", f"{domain}.{name} is another function in the model")
+            missing = [n.op for n in nodes if (n.domain, n.op) in self.functions and (n.domain, n.op) not in theirs]
+            require(not missing, "functions", f"{domain}.{name} calls {missing}, which the model does not have")
 
-    def check_rewrite(self, index: int, rewrite: Any) -> None:
-        """Check the claims of a rewrite with both sides."""
-        mode, before, after = rewrite["mode"], rewrite["before"], rewrite["after"]
-        require(mode in (*FIELD_MODES, "numeric"), "structure", f"the mode is {mode}")
-        require((mode == "expressions") == ("expressions" in rewrite), "structure", "`expressions` is another mode's")
-        extra = rewrite.get("expressions", {"nodes": [], "constants": {}, "results": {}})
-        self.epsilons = {
-            n: Fraction(int(e["numerator"]), int(e["denominator"])) for n, e in rewrite["epsilons"].items()
-        }
-        outputs = before["outputs"]
-        require(outputs and outputs == after["outputs"], "structure", "the sides have different outputs")
-        self.check_claims(rewrite)
-        self.check_leaves(rewrite)
-        self.check_chain(index, rewrite)
+    def check_values(self, index: int, rewrite: Any) -> None:
+        """Check facts, and the claims shape, equal, stored and epsilon."""
+        if rewrite["mode"] == "none":
+            return
+        self.literals = {}
+        mode, place, before, after = (rewrite[key] for key in ("mode", "place", "before", "after"))
+        epsilons = {n: Fraction(int(e["numerator"]), int(e["denominator"])) for n, e in rewrite["epsilons"].items()}
         self.check_facts(rewrite)
-        # The expressions are a part of `after`: each defines the exact value of a constant.
+        for name, entry in before["constants"].items():
+            if "rounded" in entry:
+                self.check_computed(place, name, entry)
+        # The expressions are a part of `after`: each result is the exact value of a constant.
+        extra = rewrite.get("expressions", {"nodes": [], "constants": {}, "results": {}})
         constants = {n: e for n, e in after["constants"].items() if "value" in e or mode == "numeric"}
         alone = after["constants"].keys() - constants.keys()
         require(alone == extra["results"].keys(), "structure", "`results` does not define exactly the other constants")
         for name, entry in extra["constants"].items():
-            same = entry["value"] == before["constants"].get(name, entry).get("value")
-            require(same and name not in constants, "structure", f"{name} has two values")
-        copies = [{"op": "Identity", "inputs": [n], "outputs": [c]} for c, n in extra["results"].items()]
-        standard = {"domain": "", "opset": 21, "attributes": {}}
-        nodes = [*extra["nodes"], *(copy | standard for copy in copies), *after["nodes"]]
-        sides = [self.side(rewrite, before["nodes"], before["constants"])]
-        sides.append(self.side(rewrite, nodes, constants | extra["constants"]))
-        comparison = Comparison(mode, rewrite["leaves"], outputs, sides, self.rng)
+            value = self.arrays[before["constants"].get(name, entry)["value"]]
+            same = np.array_equal(value, self.arrays[entry["value"]]) and name not in constants
+            require(same, "structure", f"{name} has two values")
+        inner = [self.node(raw) for raw in extra["nodes"]]
+        inner += [Node("Identity", "", 21, [n], [constant], {}) for constant, n in extra["results"].items()]
+        nodes = [self.node(raw) for raw in after["nodes"]]
+        for node in nodes:
+            if node.outputs[0] in epsilons:
+                node.attributes["epsilon"] = ("float", epsilons[node.outputs[0]])
+        sides = [self.side(rewrite, [self.node(raw) for raw in before["nodes"]], before["constants"])]
+        sides.append(self.side(rewrite, inner + nodes, constants | extra["constants"]))
+        comparison = Comparison(mode, rewrite["leaves"], before["outputs"], sides, self.rng)
         comparison.check()
         sizes = " and ".join(str(sizes) if sizes else "fixed" for sizes in comparison.sizes)
         self.lines.append(f"rewrite {index}: sizes {sizes}")
-        self.check_stored(rewrite, comparison.known[1])
+        values = comparison.known[1]
+        computed = [
+            np.abs(values[n]).max(initial=0) for n in (*extra["constants"], *(o for n in inner for o in n.outputs))
+        ]
+        slack = BOUNDS["expression"] * max(computed, default=0.0)
+        for name, entry in after["constants"].items():
+            if "rounded" in entry and (mode != "numeric" or "value" in entry):
+                rounded, exact = self.arrays[entry["rounded"]], values[name]
+                allowed = 0.0 if "value" in entry else slack
+                same = exact.shape == rounded.shape and np.abs(literal(rounded) - exact) <= half_ulp(rounded) + allowed
+                require(np.all(same), "stored", f"constant {name} is not its exact value rounded once")
+                self.computed[place, name] = rounded, exact, allowed
+        for name, exact in epsilons.items():
+            stored = [
+                np.float32(n["attributes"].get("epsilon", {"value": EPSILON})["value"])
+                for n in after["nodes"]
+                if n["outputs"][0] == name
+            ]
+            same = stored and abs(Fraction(float(stored[0])) - exact) <= Fraction(float(half_ulp(stored[0])))
+            require(same, "epsilon", f"the epsilon of {name} is {stored}, not {float(exact)!r} rounded once")
 
-    def side(self, rewrite: Any, raws: Any, entries: Any) -> Side:
+    def side(self, rewrite: Any, nodes: list[Node], entries: Any) -> Side:
         """Read a side, in which each name is defined once, before it is read."""
         leaves = [leaf["name"] for leaf in rewrite["leaves"]]
-        defined = {*leaves, *entries}
-        count = len(leaves) + len(entries)
-        for raw in raws:
-            undefined = {*raw["inputs"]} - defined - {""}
-            require(not undefined and any(raw["outputs"]), "structure", f"{raw['op']} reads {sorted(undefined)}")
-            defined |= {*raw["outputs"]} - {""}
-            count += len(raw["outputs"]) - raw["outputs"].count("")
-        require({*rewrite["before"]["outputs"]} <= defined, "structure", "an output has no definition")
-        require(count == len(defined), "structure", "a tensor is defined twice")
-        nodes = self.expand(raws, {n: n for n in defined}, "", {})
+        names = [*leaves, *entries]
+        for node in nodes:
+            undefined = {*node.inputs} - {*names, ""}
+            require(not undefined and any(node.outputs), "structure", f"{node.op} reads {sorted(undefined)}")
+            names += filter(None, node.outputs)
+        require({*rewrite["before"]["outputs"]} <= {*names}, "structure", "an output has no definition")
+        require(len(names) == len({*names}), "structure", "a tensor is defined twice")
+        self.counts["constants that are computed"] += sum(bool(e.get("computed")) for e in entries.values())
         dependent = set(leaves)
+        nodes = self.expand(nodes, {n: n for n in names})
         for node in nodes:
             read = node.inputs[:1] if node.op == "CastLike" else node.inputs
-            if node.op not in ("Shape", "Size") and dependent & set(read):
-                dependent |= set(node.outputs) - {""}
-        for entry in entries.values():
-            self.counts["constants that are computed"] += entry.get("computed", False)
-        return Side(nodes, {n: literal(self.exact_array(e)) for n, e in entries.items()}, dependent)
+            if node.op not in ("Shape", "Size") and dependent & {*read}:
+                dependent |= {*node.outputs} - {""}
+        return Side(nodes, {n: self.exact(entry) for n, entry in entries.items()}, dependent)
 
-    def exact_array(self, entry: Any) -> Array:
-        return self.arrays[entry["value"] if "value" in entry else entry["rounded"]]
+    def exact(self, entry: Any) -> Array:
+        key = entry["value"] if "value" in entry else entry["rounded"]
+        return self.literals.setdefault(key, literal(self.arrays[key]))
 
     def check_claims(self, rewrite: Any) -> None:
-        """Require the claims of the page, because each shows that its check is needed."""
+        """Compare the list of claims with those that the page requires."""
         mode, after = rewrite["mode"], rewrite["after"]
         required = [{"claim": "shape", "before": [n], "after": [n]} for n in after["outputs"]]
         required += [{"claim": "equal", "before": n, "after": n, "mode": mode} for n in after["outputs"]]
-        rounded = {
-            n: e for n, e in after["constants"].items() if "rounded" in e and (mode != "numeric" or "value" in e)
-        }
-        dtypes = {n: self.arrays[e["rounded"]].dtype.name for n, e in rounded.items()}
-        required += [{"claim": "stored", "constant": n, "dtype": dtype} for n, dtype in dtypes.items()]
         required += [{"claim": "epsilon", "node": n} for n in rewrite["epsilons"]]
-        for claim in required:
-            require(claim in rewrite["claims"], "structure", f"the claim {json.dumps(claim)} is missing")
-        for claim in rewrite["claims"]:
-            self.counts["claims about NaN and Inf"] += claim["claim"] == "nonfinite"
-            others = claim in required or claim["claim"] == "nonfinite"
-            require(others, "structure", f"the claim {json.dumps(claim)} does not belong to the rewrite")
+        for name, entry in after["constants"].items():
+            if "rounded" in entry and (mode != "numeric" or "value" in entry):
+                dtype = self.arrays[entry["rounded"]].dtype.name
+                required.append({"claim": "stored", "constant": name, "dtype": dtype})
+        others = [claim for claim in rewrite["claims"] if claim["claim"] != "nonfinite"]
+        self.counts["claims about NaN and Inf"] += len(rewrite["claims"]) - len(others)
+        for claim in [c for c in required if c not in others] + [c for c in others if c not in required]:
+            raise Rejection("structure", f"the claim {json.dumps(claim)} is missing, or does not belong to the rewrite")
 
     def check_leaves(self, rewrite: Any) -> None:
         """Compare leaves with the inputs of the model. The model does not state the shapes of other leaves."""
         inputs = {i.name: i.type.tensor_type for i in self.model.graph.input if rewrite["place"] == ""}
         for leaf in rewrite["leaves"]:
-            name, shape = leaf["name"], leaf["shape"]
-            np.dtype(leaf["dtype"] or "float32")
-            fixed = any(isinstance(size, int) for size in shape or [])
-            self.counts["leaves with sizes that the model does not state"] += fixed and name not in inputs
-            if name in inputs and inputs[name].HasField("shape") and shape is not None:
+            name, shape, dtype = leaf["name"], leaf["shape"], np.dtype(leaf["dtype"] or "float32")
+            fixed = shape is not None and any(isinstance(size, int) for size in shape)
+            if name not in inputs:
+                self.counts["leaves with sizes that the model does not state"] += fixed
+                continue
+            actual = helper.tensor_dtype_to_np_dtype(inputs[name].elem_type)
+            require(
+                actual == dtype or not leaf["dtype"], "structure", f"leaf {name} has the type {dtype}, not {actual}"
+            )
+            if inputs[name].HasField("shape") and shape is not None:
                 dims = [d.dim_value if d.HasField("dim_value") else None for d in inputs[name].shape.dim]
-                same = len(dims) == len(shape)
-                same = same and all(not isinstance(n, int) or n == d for n, d in zip(shape, dims, strict=True))
+                same = [d if isinstance(size, int) else size for size, d in zip(shape, dims, strict=False)] == shape
+                same = same and len(dims) == len(shape)
                 require(same, "structure", f"leaf {name} has the shape {shape}, but the model's input has {dims}")
-            if name in inputs and leaf["dtype"]:
-                same = helper.tensor_dtype_to_np_dtype(inputs[name].elem_type) == np.dtype(leaf["dtype"])
-                require(same, "structure", f"leaf {name} has another type than the model's input")
 
     def check_chain(self, index: int, rewrite: Any) -> None:
         """Check that the nodes of `before` are in the graph that the earlier rewrites left."""
-        place, before, after = rewrite["place"], rewrite["before"], rewrite["after"]
-        leaves = {leaf["name"] for leaf in rewrite["leaves"]}
+        mode, place = rewrite["mode"], rewrite["place"]
+        writes = dict.fromkeys([(place, name) for name in rewrite.get("writes", [])], index)
+        require(rewrite["index"] == index, "structure", f"the index is {rewrite['index']}")
+        self.counts[mode] += 1
+        if mode == "none":
+            self.writers |= writes
+            return
+        before, after = rewrite["before"], rewrite["after"]
+        require(mode in (*FIELD_MODES, "numeric"), "structure", f"the mode is {mode}")
+        require((mode == "expressions") == ("expressions" in rewrite), "structure", "`expressions` is for another mode")
+        same = before["outputs"] and before["outputs"] == after["outputs"]
+        require(same, "structure", "the sides have different outputs")
+        self.check_claims(rewrite)
+        self.check_leaves(rewrite)
         for raw in before["nodes"]:
             origin, node = raw["from"], self.node(raw)
-            for name in filter(None, raw["outputs"]):
-                last = self.writers.get((place, name))
-                require(last == origin, "chain", f"`from` is {origin}, but rewrite {last} writes {name} last")
+            last = {self.writers.get((place, name)) for name in node.outputs if name}
+            require(last == {origin}, "chain", f"`from` of {node.outputs} is {origin}, but the last writer is {last}")
             if origin is None:
-                source = replace(node, opset=self.raw["source"]["opset"])
-                require(same_node(node, source), "chain", f"opset {node.opset} of {node.op} is not that of the source")
+                same = same_node(node, replace(node, opset=self.source_opset))
+                require(
+                    same, "chain", f"the opset of {node.op} is {node.opset}, that of the source is {self.source_opset}"
+                )
                 self.count_source(node)
-            elif self.raw["rewrites"][origin]["mode"] == "none":
+            elif self.rewrites[origin]["mode"] == "none":
                 self.counts["nodes that a rewrite of mode none wrote"] += 1
             else:
-                earlier = self.raw["rewrites"][origin]["after"]
-                twins = [n for n in earlier["nodes"] if (n["outputs"], n["inputs"]) == (raw["outputs"], raw["inputs"])]
-                same = any(same_node(replace(self.node(n), opset=node.opset), node) for n in twins)
-                require(same, "chain", f"rewrite {origin} has no node equal to the {node.op} that computes {name}")
-                for name in before["constants"].keys() & {*raw["inputs"]}:
-                    old, new = earlier["constants"].get(name, {}), before["constants"][name]
-                    self.counts["inputs that became constants"] += not old
-                    if "value" in old:
-                        same = np.array_equal(literal(self.exact_array(old)), literal(self.exact_array(new)))
-                        require(same, "chain", f"constant {name} differs from that of rewrite {origin}")
+                self.check_origin(node, before["constants"], self.rewrites[origin]["after"])
         for name, entry in before["constants"].items():
             require("value" in entry, "structure", f"constant {name} has no value")
-            last = self.writers.get((place, name))
-            self.counts["constants of unknown origin"] += last is not None
-            written = last is None or name in self.raw["rewrites"][last].get("writes", [])
-            require(written or entry.get("computed"), "chain", f"rewrite {last} computes the constant {name}")
-            if "rounded" in entry:
-                require((place, name) in self.exact, "chain", f"no earlier rewrite computed the constant {name}")
-                rounded, exact, slack = self.exact[place, name]
-                value = self.arrays[entry["value"]]
-                same = rounded.tobytes() == self.arrays[entry["rounded"]].tobytes()
-                same = same and np.all(np.abs(value - exact) <= (slack and half_ulp(value) + slack))
-                require(same, "chain", f"constant {name} is not that of an earlier rewrite")
-        made = {n for node in after["nodes"] for n in node["outputs"]} - {""}
-        held = {n for node in before["nodes"] for n in node["outputs"]} - {""}
-        for name in made - {*after["outputs"]} - held:
-            old = (place, name) in self.seen or (place, name) in self.writers or name in leaves
+            if (place, name) in self.writers:
+                self.counts["constants of unknown origin"] += 1
+                allowed = entry.get("computed") or name in self.rewrites[self.writers[place, name]].get("writes", [])
+                require(allowed, "chain", f"an earlier rewrite computes the constant {name}")
+        written = {n for raw in after["nodes"] for n in raw["outputs"]} - {""}
+        held = {n for raw in before["nodes"] for n in raw["outputs"]} | {leaf["name"] for leaf in rewrite["leaves"]}
+        replaced = {n for raw in before["nodes"] for n in raw["outputs"]} | {*after["outputs"]}
+        for name in written - replaced:
+            old = (place, name) in self.seen or (place, name) in self.writers or name in held
             require(not old, "chain", f"the new tensor {name} has the name of an older one")
-        self.seen |= {(place, n) for n in held | leaves}
-        self.writers |= dict.fromkeys([(place, n) for n in made], index)
+        self.seen |= {(place, name) for name in held}
+        self.writers |= dict.fromkeys([(place, name) for name in written], index) | writes
+
+    def check_computed(self, place: str, name: str, entry: Any) -> None:
+        """Compare a constant of `before` with the one that an earlier rewrite computed."""
+        require((place, name) in self.computed, "chain", f"no earlier rewrite computed the constant {name}")
+        rounded, exact, slack = self.computed[place, name]
+        value = self.arrays[entry["value"]]
+        bound = half_ulp(value) + slack if slack else 0.0
+        same = rounded.tobytes() == self.arrays[entry["rounded"]].tobytes() and value.shape == exact.shape
+        same = same and np.all(np.abs(value - exact) <= bound)
+        require(same, "chain", f"an earlier rewrite computed another constant {name}")
+
+    def check_origin(self, node: Node, constants: Any, earlier: Any) -> None:
+        """Compare a node of `before` with the node of the earlier rewrite that wrote it, and their constants."""
+        twins = [self.node(raw) for raw in earlier["nodes"] if raw["outputs"] == node.outputs]
+        same = twins and twins[0].signature == node.signature and twins[0].inputs == node.inputs
+        require(same, "chain", f"the earlier rewrite has no such node {node.op} with the outputs {node.outputs}")
+        for name in constants.keys() & {*node.inputs}:
+            old = earlier["constants"].get(name)
+            self.counts["inputs that became constants"] += old is None
+            same = old is None or "value" not in old or np.array_equal(self.exact(old), self.exact(constants[name]))
+            require(same, "chain", f"constant {name} is another one in the earlier rewrite")
 
     def count_source(self, node: Node) -> None:
         if self.source is not None:
@@ -990,118 +999,90 @@ class Checker:
             same = theirs is not None and same_node(node, theirs) and node.inputs == theirs.inputs
             self.counts["nodes that are not in the source file"] += not same
 
-    def check_final(self, index: int, rewrite: Any, raw: Any) -> None:
-        """Look a node of `after` up in the model, or in a later rewrite."""
-        final, node, constants = raw["final"], self.node(raw), rewrite["after"]["constants"]
-        if rewrite["converted"]:
-            self.counts["nodes of converted rewrites"] += 1
-        elif final["where"] == "cleanup":
-            self.counts["nodes left to the cleanup"] += 1
-        elif final["where"] == "rewrite":
-            later = self.raw["rewrites"][final["index"]].get("before", {"nodes": []})
-            same = any(n["outputs"] == raw["outputs"] and n["from"] == index for n in later["nodes"])
-            require(final["index"] > index and same, "final", f"rewrite {final['index']} does not replace {node.op}")
-        else:
-            require(final["where"] == "file", "structure", f"`final` is {final['where']}")
-            self.find_in_file(rewrite, node, final, constants)
+    def check_final(self, index: int, rewrite: Any) -> None:
+        """Look up the nodes of `after` in the model, or in a later rewrite."""
+        for raw in rewrite["after"]["nodes"] if rewrite["mode"] != "none" else []:
+            final, node = raw["final"], self.node(raw)
+            if rewrite["converted"] or final["where"] == "cleanup":
+                self.counts["nodes of converted rewrites" if rewrite["converted"] else "nodes left to the cleanup"] += 1
+            elif final["where"] == "rewrite":
+                later = self.rewrites[final["index"]]
+                same = any(n["outputs"] == node.outputs and n["from"] == index for n in later["before"]["nodes"])
+                same = same and final["index"] > index
+                require(same, "final", f"rewrite {final['index']} does not replace {node.outputs}")
+            else:
+                self.find_in_model(rewrite, node, final)
 
-    def find_in_file(self, rewrite: Any, node: Node, final: Any, constants: Any) -> None:
+    def find_in_model(self, rewrite: Any, node: Node, final: Any) -> None:
         # Each scope belongs to one place, so a made-up place can't hide earlier rewrites from the chain.
-        scopes = [s for s in self.scopes if final["output"] in s.nodes and s.place in (None, rewrite["place"])]
-        scopes = [s for s in scopes if s.place is not None or rewrite["place"] != ""]
-        require(scopes, "final", f"the model has no node with the output {final['output']}")
-        reasons = [self.difference(scope, rewrite, node, final, constants) for scope in scopes]
-        require("" in reasons, "final", f"{node.op}, which computes {node.outputs[0]}: {reasons[0]}")
-        scope = scopes[reasons.index("")]
-        scope.place = rewrite["place"]
-        self.found.add((id(scope), final["output"]))
+        scopes = [s for s in self.scopes if s.place in (None if rewrite["place"] else "", rewrite["place"])]
+        reasons = {self.difference(scope, rewrite, node, final): scope for scope in reversed(scopes)}
+        require("" in reasons, "final", f"{node.op}, which computes {node.outputs[0]}: {', '.join(reasons)}")
+        reasons[""].place = rewrite["place"]
+        self.found.add((id(reasons[""]), final["output"]))
         self.counts["outputs that the cleanup renamed"] += final["output"] != node.outputs[0]
 
-    def difference(self, scope: Scope, rewrite: Any, node: Node, final: Any, constants: Any) -> str:
+    def difference(self, scope: Scope, rewrite: Any, node: Node, final: Any) -> str:
         """Compare a node of `after` with the node of the model. Returns: the difference, or an empty text."""
-        theirs = scope.nodes[final["output"]]
+        theirs, constants = scope.nodes.get(final["output"]), rewrite["after"]["constants"]
+        if theirs is None:
+            return f"the model has no node with the output {final['output']}"
         if not same_node(node, theirs) or final["inputs"] != theirs.inputs or len(node.inputs) != len(theirs.inputs):
-            return f"the model has another {theirs.op} with the inputs {theirs.inputs}"
-        function = self.functions.get((node.domain, node.op))
-        if function is not None and not function["in_file"]:
-            return "`in_file` of its function is false"
-        writers = {n: (w["final"], i) for w in rewrite["after"]["nodes"] for i, n in enumerate(w["outputs"])}
+            return f"the model has {theirs.op} with other attributes or inputs"
+        if (node.domain, node.op) in self.functions and not self.functions[node.domain, node.op]["in_file"]:
+            return "the model does not have its function"
+        writers = {n: (raw["final"], i) for raw in rewrite["after"]["nodes"] for i, n in enumerate(raw["outputs"])}
         for ours, name in zip(node.inputs, theirs.inputs, strict=True):
-            writer, position = writers.get(ours, ({"where": None}, 0))
-            if (ours == "") != (name == ""):
-                return "an input is omitted on one side"
+            writer, position = writers.get(ours, ({}, 0))
             if ours in constants:
-                wanted = self.arrays[constants[ours].get("rounded", constants[ours].get("value"))]
-                stored = scope.stored(name)
-                if stored is None or (stored.dtype, stored.shape) != (wanted.dtype, wanted.shape):
-                    return f"{name} is no constant of the same type and shape in the model"
-                if stored.tobytes() != wanted.tobytes():
-                    return f"constant {name} has other elements in the model"
-            elif writer["where"] == "file":
-                outputs = scope.nodes[writer["output"]].outputs if writer["output"] in scope.nodes else []
-                if outputs[position : position + 1] != [name]:
-                    return f"input {name} is not the output of the node that computes {ours}"
-            elif ours and ours != name:
+                wanted, stored = (
+                    self.arrays[constants[ours].get("rounded", constants[ours].get("value"))],
+                    scope.stored(name),
+                )
+                same = stored is not None and (stored.dtype, stored.shape) == (wanted.dtype, wanted.shape)
+                if stored is None or not same or stored.tobytes() != wanted.tobytes():
+                    return f"{name} of the model is not the constant {ours}"
+            elif "output" in writer:
+                source = scope.nodes.get(writer["output"])
+                if source is None or source.outputs[position : position + 1] != [name]:
+                    return f"{name} of the model is not the output of the node that computes {ours}"
+            elif ours != name:
                 self.counts["inputs that the cleanup replaced"] += 1
-                if scope.has(ours) and scope.origin(ours) != scope.origin(name):
+                if "" in (ours, name) or (ours in scope.names and scope.origin(ours) != scope.origin(name)):
                     return f"the model reads {name} in place of {ours}"
         return ""
 
     def check_facts(self, rewrite: Any) -> None:
-        """Check the facts, and that the facts on constants under roots and in divisors are among them."""
+        """Check the facts. Those on constants under roots and in divisors must be among them."""
         for fact in rewrite["facts"]:
-            values = literal(self.exact_array(rewrite[fact["side"]]["constants"][fact["constant"]]))
-            values = values + float(fact.get("plus", 0))
+            values = self.exact(rewrite[fact["side"]]["constants"][fact["constant"]]) + float(fact.get("plus", 0))
             holds = values > 0 if fact["fact"] == "positive" else (values != 0) & (values == values)
             require(np.all(holds), "facts", f"an element of {fact['constant']} is not {fact['fact']}")
-        places = {"Div": (1, "nonzero"), "Reciprocal": (0, "nonzero"), "Sqrt": (0, "positive")}
-        places["BatchNormalization"] = (4, "positive")
-        for name in ("before", "after") if rewrite["mode"] in FIELD_MODES else ():
-            for raw in rewrite[name]["nodes"]:
-                node = self.node(raw)
-                place, fact = places.get(node.op, (9, "")) if not node.domain else (9, "")
-                constant = "".join(node.inputs[place : place + 1])
-                entry = rewrite[name]["constants"].get(constant)
-                if entry is not None and "float" in self.exact_array(entry).dtype.name:
-                    plus = {"plus": node.get("epsilon", EPSILON)} if place == 4 else {}
-                    wanted = {"fact": fact, "side": name, "constant": constant} | plus
-                    require(wanted in rewrite["facts"], "facts", f"the fact {json.dumps(wanted)} is missing")
-
-    def check_stored(self, rewrite: Any, values: dict[str, Array]) -> None:
-        """Check that constants and epsilons are rounded once. ``values``: tensors of `after` in float64."""
-        for name, entry in rewrite["after"]["constants"].items():
-            if "rounded" not in entry or (rewrite["mode"] == "numeric" and "value" not in entry):
-                continue
-            rounded, exact = self.arrays[entry["rounded"]], values[name]
-            slack = 0.0
-            if "value" not in entry:
-                computed = [values[n] for node in rewrite["expressions"]["nodes"] for n in node["outputs"] if n]
-                computed += [values[n] for n in rewrite["expressions"]["constants"]]
-                largest = max(float(np.abs(v).max(initial=0)) for v in computed if v.dtype == np.float64)
-                slack = BOUNDS["expression"] * largest
-            close = exact.shape == rounded.shape and np.abs(literal(rounded) - exact) <= half_ulp(rounded) + slack
-            require(np.all(close), "stored", f"constant {name} is not its exact value rounded once")
-            self.exact[rewrite["place"], name] = rounded, exact, slack
-        for name, exact in self.epsilons.items():
-            nodes = [self.node(raw) for raw in rewrite["after"]["nodes"] if raw["outputs"][0] == name]
-            require(nodes, "epsilon", f"no node computes {name}")
-            stored = np.float32(nodes[0].get("epsilon", EPSILON))
-            close = abs(Fraction(float(stored)) - exact) <= Fraction(float(half_ulp(stored)))
-            require(close, "epsilon", f"the epsilon of {name} is {stored}, not {float(exact)!r} rounded once")
+        facts = {"Div": (1, "nonzero"), "Reciprocal": (0, "nonzero"), "Sqrt": (0, "positive")}
+        facts |= {"BatchNormalization": (4, "positive")}
+        for side in ("before", "after") if rewrite["mode"] in FIELD_MODES else ():
+            for node in map(self.node, rewrite[side]["nodes"]):
+                place, kind = facts.get(node.op, (99, ""))
+                name = "".join(node.inputs[place : place + 1])
+                entry = rewrite[side]["constants"].get(name)
+                if entry is not None and not node.domain and self.exact(entry).dtype == np.float64:
+                    fact = {"fact": kind, "side": side, "constant": name}
+                    fact |= {"plus": node.get("epsilon", EPSILON)} if place == 4 else {}
+                    require(fact in rewrite["facts"], "facts", f"the fact {json.dumps(fact)} is missing")
 
     def summary(self) -> str:
         """Describe the checks and their limits."""
         counts = self.counts
-        proved = ", ".join(f"{counts[mode]} {mode}" for mode in FIELD_MODES)
-        total = sum(counts[mode] for mode in FIELD_MODES)
-        lines = [f"accepted: {total} rewrites proved ({proved}), {counts['numeric']} tested (numeric)"]
-        lines.append(f"rewrites not covered: {counts['none']} none")
         nodes = sum(len(scope.nodes) for scope in self.scopes if scope.place is not None)
         counts["nodes of the model outside of every rewrite"] = nodes - len(self.found)
-        others = [
-            f"{n} {what}" for what, n in sorted(counts.items()) if n and what not in (*FIELD_MODES, "numeric", "none")
+        proved = [f"{counts.pop(mode, 0)} {mode}" for mode in FIELD_MODES]
+        total = len(self.lines) - counts["numeric"]
+        lines = [
+            f"accepted: {total} rewrites proved ({', '.join(proved)}), {counts.pop('numeric', 0)} tested (numeric)"
         ]
-        lines.append(f"nodes covered: {len(self.found)}; not covered: {'; '.join(others) or 'none'}")
+        lines.append(f"rewrites not covered: {counts.pop('none', 0)} none")
+        others = "; ".join(f"{n} {what}" for what, n in sorted(counts.items()) if n)
+        lines.append(f"nodes covered: {len(self.found)}; not covered: {others or 'none'}")
         compared = "not given, so not covered" if self.source is None else "nodes compared with it"
         lines += [*self.lines, f"sizes: only the listed ones; source: {compared}; rounding and overflow: not covered"]
         return "\n".join(lines)
@@ -1129,7 +1110,10 @@ def check_files(paths: list[Path], rng: np.random.Generator) -> str:
         require(raw["schema"] == "normdeploy/rewrites/1", "structure", f"the schema is {raw['schema']}")
         model = read_model(paths[1], raw["model"]["sha256"], raw["model"]["data"])
         source = read_model(paths[2], raw["source"]["sha256"]) if len(paths) == 3 else None
+        for bound, largest in BOUNDS.items():
+            require(raw["bounds"][bound] <= largest, "structure", f"the bound {bound} is above {largest}")
         checker = Checker(raw, model, source, rng)
+        require(len(checker.functions) == len(raw["functions"]), "structure", "a function is defined twice")
         checker.run()
         return checker.summary()
 
