@@ -161,9 +161,11 @@ class Arithmetic:
         return total
 
     def hash(self, *values: Any) -> Any:
-        """Return a random element that depends on the values alone."""
+        """Return a random element that depends on the values alone, or NaN if one is NaN."""
+        if any(v != v for v in values):
+            return math.nan
         digest = hashlib.blake2b(repr(values).encode(), key=self.key, digest_size=16).digest()
-        return int.from_bytes(digest) % self.prime if values[-1] == values[-1] else math.nan
+        return int.from_bytes(digest) % self.prime
 
     def unknown(self, node: Node, x: Array, axes: tuple[int, ...] = ()) -> Array:
         """Compute an unknown function of one number, or of a number and its row along the axes."""
@@ -206,8 +208,13 @@ class Node:
     @property
     def signature(self) -> Any:
         """Return op, domain and attributes in a form that can be compared."""
-        values = {n: (k, v.dtype.name, v.shape, v.tobytes()) for n, (k, v) in self.attributes.items() if k == "tensor"}
-        return self.op, self.domain, {n: repr(pair) for n, pair in self.attributes.items()} | values
+        values = {n: (k, identity(v) if k == "tensor" else repr(v)) for n, (k, v) in self.attributes.items()}
+        return self.op, self.domain, values
+
+
+def identity(array: Array) -> Any:
+    """Return type, shape and elements in a form that can be compared."""
+    return array.dtype.name, array.shape, array.tobytes()
 
 
 def is_float(code: int) -> bool:
@@ -740,7 +747,8 @@ class Checker:
         self.seen: set[Any] = set()
 
     def run(self) -> None:
-        self.check_functions()
+        with located("functions"):
+            self.check_functions()
         for check in (self.check_chain, self.check_final, self.check_values):
             for index, rewrite in enumerate(self.rewrites):
                 with located(f"rewrite {index}"):
@@ -795,9 +803,8 @@ class Checker:
         redefined = [name for domain, name in self.functions if domain in ("", "ai.onnx")]
         require(not redefined, "structure", f"the standard ops {redefined} are redefined")
         for (domain, name), ours in self.functions.items():
-            require(
-                ours["in_file"] == ((domain, name) in theirs), "functions", f"`in_file` of {domain}.{name} is wrong"
-            )
+            present = (domain, name) in theirs
+            require(ours["in_file"] == present, "functions", f"`in_file` of {domain}.{name} is not {present}")
             nodes, defaults = [self.node(raw) for raw in ours["nodes"]], self.attributes(ours["defaults"], None)
             if not ours["in_file"]:
                 continue
@@ -805,11 +812,8 @@ class Checker:
             others = [model_node(proto, opset_of(function)) for proto in function.node]
             header = model_node(onnx.NodeProto(attribute=function.attribute_proto), 1)
             formal = sorted([*function.attribute, *header.attributes])
-            same = [list(function.input), list(function.output), formal] == [
-                ours["inputs"],
-                ours["outputs"],
-                sorted(ours["attributes"]),
-            ]
+            same = (list(function.input), list(function.output)) == (ours["inputs"], ours["outputs"])
+            same = same and formal == sorted(ours["attributes"])
             same = same and header.signature == replace(header, attributes=defaults).signature
             same = same and [(n.inputs, n.outputs) for n in nodes] == [(n.inputs, n.outputs) for n in others]
             same = same and all(map(same_node, nodes, others))
@@ -850,10 +854,9 @@ class Checker:
         sizes = " and ".join(str(sizes) if sizes else "fixed" for sizes in comparison.sizes)
         self.lines.append(f"rewrite {index}: sizes {sizes}")
         values = comparison.known[1]
-        computed = [
-            np.abs(values[n]).max(initial=0) for n in (*extra["constants"], *(o for n in inner for o in n.outputs))
-        ]
-        slack = BOUNDS["expression"] * max(computed, default=0.0)
+        computed = [values[n] for n in (*extra["constants"], *(o for node in inner for o in node.outputs if o))]
+        largest = [np.abs(v).max(initial=0) for v in computed if v.dtype == np.float64]
+        slack = BOUNDS["expression"] * max(largest, default=0.0)
         for name, entry in after["constants"].items():
             if "rounded" in entry and (mode != "numeric" or "value" in entry):
                 rounded, exact = self.arrays[entry["rounded"]], values[name]
@@ -862,24 +865,24 @@ class Checker:
                 require(np.all(same), "stored", f"constant {name} is not its exact value rounded once")
                 self.computed[place, name] = rounded, exact, allowed
         for name, exact in epsilons.items():
-            stored = [
-                np.float32(n["attributes"].get("epsilon", {"value": EPSILON})["value"])
-                for n in after["nodes"]
-                if n["outputs"][0] == name
-            ]
-            same = stored and abs(Fraction(float(stored[0])) - exact) <= Fraction(float(half_ulp(stored[0])))
+            stored = np.float32(
+                next(self.node(n).get("epsilon", EPSILON) for n in after["nodes"] if n["outputs"][0] == name)
+            )
+            same = abs(Fraction(float(stored)) - exact) <= Fraction(float(half_ulp(stored)))
             require(same, "epsilon", f"the epsilon of {name} is {stored}, not {float(exact)!r} rounded once")
 
     def side(self, rewrite: Any, nodes: list[Node], entries: Any) -> Side:
         """Read a side, in which each name is defined once, before it is read."""
         leaves = [leaf["name"] for leaf in rewrite["leaves"]]
         names = [*leaves, *entries]
+        defined = {*names, ""}
         for node in nodes:
-            undefined = {*node.inputs} - {*names, ""}
+            undefined = {*node.inputs} - defined
             require(not undefined and any(node.outputs), "structure", f"{node.op} reads {sorted(undefined)}")
             names += filter(None, node.outputs)
+            defined |= {*node.outputs}
         require({*rewrite["before"]["outputs"]} <= {*names}, "structure", "an output has no definition")
-        require(len(names) == len({*names}), "structure", "a tensor is defined twice")
+        require(len(names) == len({*names}) and "" not in names, "structure", "a tensor is defined twice")
         self.counts["constants that are computed"] += sum(bool(e.get("computed")) for e in entries.values())
         dependent = set(leaves)
         nodes = self.expand(nodes, {n: n for n in names})
@@ -918,9 +921,8 @@ class Checker:
                 self.counts["leaves with sizes that the model does not state"] += fixed
                 continue
             actual = helper.tensor_dtype_to_np_dtype(inputs[name].elem_type)
-            require(
-                actual == dtype or not leaf["dtype"], "structure", f"leaf {name} has the type {dtype}, not {actual}"
-            )
+            same = actual == dtype or not leaf["dtype"]
+            require(same, "structure", f"leaf {name} has the type {dtype}, not {actual}")
             if inputs[name].HasField("shape") and shape is not None:
                 dims = [d.dim_value if d.HasField("dim_value") else None for d in inputs[name].shape.dim]
                 same = [d if isinstance(size, int) else size for size, d in zip(shape, dims, strict=False)] == shape
@@ -946,12 +948,10 @@ class Checker:
         for raw in before["nodes"]:
             origin, node = raw["from"], self.node(raw)
             last = {self.writers.get((place, name)) for name in node.outputs if name}
-            require(last == {origin}, "chain", f"`from` of {node.outputs} is {origin}, but the last writer is {last}")
+            require(last == {origin}, "chain", f"`from` of {node.outputs} is {origin}, the last writers are {last}")
             if origin is None:
                 same = same_node(node, replace(node, opset=self.source_opset))
-                require(
-                    same, "chain", f"the opset of {node.op} is {node.opset}, that of the source is {self.source_opset}"
-                )
+                require(same, "chain", f"opset {node.opset} of {node.op} is not {self.source_opset} of the source")
                 self.count_source(node)
             elif self.rewrites[origin]["mode"] == "none":
                 self.counts["nodes that a rewrite of mode none wrote"] += 1
@@ -1035,12 +1035,9 @@ class Checker:
         for ours, name in zip(node.inputs, theirs.inputs, strict=True):
             writer, position = writers.get(ours, ({}, 0))
             if ours in constants:
-                wanted, stored = (
-                    self.arrays[constants[ours].get("rounded", constants[ours].get("value"))],
-                    scope.stored(name),
-                )
-                same = stored is not None and (stored.dtype, stored.shape) == (wanted.dtype, wanted.shape)
-                if stored is None or not same or stored.tobytes() != wanted.tobytes():
+                wanted = self.arrays[constants[ours].get("rounded", constants[ours].get("value"))]
+                stored = scope.stored(name)
+                if stored is None or identity(stored) != identity(wanted):
                     return f"{name} of the model is not the constant {ours}"
             elif "output" in writer:
                 source = scope.nodes.get(writer["output"])
@@ -1077,9 +1074,8 @@ class Checker:
         counts["nodes of the model outside of every rewrite"] = nodes - len(self.found)
         proved = [f"{counts.pop(mode, 0)} {mode}" for mode in FIELD_MODES]
         total = len(self.lines) - counts["numeric"]
-        lines = [
-            f"accepted: {total} rewrites proved ({', '.join(proved)}), {counts.pop('numeric', 0)} tested (numeric)"
-        ]
+        tested = counts.pop("numeric", 0)
+        lines = [f"accepted: {total} rewrites proved ({', '.join(proved)}), {tested} tested (numeric)"]
         lines.append(f"rewrites not covered: {counts.pop('none', 0)} none")
         others = "; ".join(f"{n} {what}" for what, n in sorted(counts.items()) if n)
         lines.append(f"nodes covered: {len(self.found)}; not covered: {others or 'none'}")
@@ -1114,8 +1110,8 @@ def check_files(paths: list[Path], rng: np.random.Generator) -> str:
             require(raw["bounds"][bound] <= largest, "structure", f"the bound {bound} is above {largest}")
         checker = Checker(raw, model, source, rng)
         require(len(checker.functions) == len(raw["functions"]), "structure", "a function is defined twice")
-        checker.run()
-        return checker.summary()
+    checker.run()
+    return checker.summary()
 
 
 def stop(signum: int, frame: object) -> None:
