@@ -558,20 +558,20 @@ class Comparison:
 
     def compare_modulo(self, ar: Arithmetic, shapes: dict[str, list[int]]) -> bool:
         """Draw leaves until each element was compared where it is not NaN. Returns: False if some never are."""
-        runs: list[Any] = []
-        compared = [0] * len(self.outputs)
+        compared: list[Any] = [0] * len(self.outputs)
+        # For each element, both forms at the last two draws at which it was defined
+        points: list[Any] = [[math.nan] * 4 for _ in self.outputs]
         for draw in range(200):
-            runs = [self.run(ar, shapes), *runs[:2]]
-            for i, name in enumerate(self.outputs):
-                before, after = runs[0][i]
+            for i, (name, (before, after)) in enumerate(zip(self.outputs, self.run(ar, shapes), strict=True)):
                 differences = [np.subtract(before, after, dtype=object)]
                 if self.mode == "affine" and after.dtype == object:
-                    if draw < 2:
-                        continue
                     # Three points on a line b = A·a + B
-                    (b1, a1), (b2, a2) = runs[1][i], runs[2][i]
+                    b1, a1, b2, a2 = points[i]
                     differences = [(b1 - before) * (a1 == after)]
                     differences += [(b1 - before) * (a2 - after) - (b2 - before) * (a1 - after)]
+                    defined = ((before == before) & (after == after)).astype(bool)
+                    latest = zip((before, after, b1, a1), points[i], strict=True)
+                    points[i] = [np.where(defined, new, old) for new, old in latest]
                 for difference in map(ar.array, differences):
                     defined = (difference == difference).astype(bool)
                     self.require_none(defined & (difference != 0), name, before, after, f"modulo {ar.prime}")
@@ -852,7 +852,8 @@ class Checker:
         comparison = Comparison(mode, rewrite["leaves"], before["outputs"], sides, self.rng)
         comparison.check()
         sizes = " and ".join(str(sizes) if sizes else "fixed" for sizes in comparison.sizes)
-        self.lines.append(f"rewrite {index}: sizes {sizes}")
+        how = "in float64" if mode == "numeric" else "modulo random primes of 62 bits and in float64"
+        self.lines.append(f"rewrite {index}: compared {how}, sizes {sizes}")
         values = comparison.known[1]
         computed = [values[n] for n in (*extra["constants"], *(o for node in inner for o in node.outputs if o))]
         largest = [np.abs(v).max(initial=0) for v in computed if v.dtype == np.float64]
@@ -1130,12 +1131,15 @@ def main(arguments: list[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (options.gigabytes << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGALRM, stop)
     # The signal repeats, because code that is called may catch the exception.
-    signal.setitimer(signal.ITIMER_REAL, options.seconds, 1)
+    signal.setitimer(signal.ITIMER_REAL, options.seconds, 10)
     seed = secrets.randbits(256) if options.seed is None else options.seed
     code = 2
     try:
-        with np.errstate(all="ignore"):
-            text = check_files(options.files, np.random.default_rng(seed))
+        try:
+            with np.errstate(all="ignore"):
+                text = check_files(options.files, np.random.default_rng(seed))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         code = 0
     except Rejection as error:
         text, code = f"rejected: {error}", 1
@@ -1145,8 +1149,6 @@ def main(arguments: list[str] | None = None) -> int:
         text = "refused: the memory limit is reached; raise it with --gigabytes"
     except RecursionError:
         text = "refused: the files are nested too deeply"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         print(text, flush=True)
     except BrokenPipeError:
