@@ -212,6 +212,12 @@ class Node:
         return self.op, self.domain, values
 
 
+def renamed(node: Node, prefix: str, names: dict[str, str] | None = None) -> Node:
+    """Return a node on other tensors. ``names``: the new names of some; all others get the prefix."""
+    new = {n: (names or {}).get(n, prefix + n) for n in (*node.inputs, *node.outputs)} | {"": ""}
+    return replace(node, inputs=[new[n] for n in node.inputs], outputs=[new[n] for n in node.outputs])
+
+
 def identity(array: Array) -> Any:
     """Return type, shape and elements in a form that can be compared."""
     return array.dtype.name, array.shape, array.tobytes()
@@ -781,15 +787,14 @@ class Checker:
         """Put the body of a function in place of each call. ``names``: tensors that keep or change their name."""
         expanded: list[Node] = []
         for i, node in enumerate(nodes):
-            inputs, outputs = (
-                [names.get(n, prefix + n) if n else "" for n in ns] for ns in (node.inputs, node.outputs)
-            )
+            node = renamed(node, prefix, names)
             function = self.functions.get((node.domain, node.op))
             if function is None:
-                expanded.append(replace(node, inputs=inputs, outputs=outputs))
+                expanded.append(node)
             else:
-                formal = dict.fromkeys(function["inputs"], "") | dict(zip(function["inputs"], inputs, strict=False))
-                formal |= {f: n for f, n in zip(function["outputs"], outputs, strict=False) if n}
+                formal = dict.fromkeys(function["inputs"], "")
+                formal |= zip(function["inputs"], node.inputs, strict=False)
+                formal |= {f: n for f, n in zip(function["outputs"], node.outputs, strict=False) if n}
                 bound = self.attributes(function["defaults"], None) | node.attributes
                 body = [self.node(raw, bound) for raw in function["nodes"]]
                 expanded += self.expand(body, formal, f"{prefix}{i}:")
@@ -839,23 +844,25 @@ class Checker:
         require(alone == extra["results"].keys(), "structure", "`results` does not define exactly the other constants")
         for name, entry in extra["constants"].items():
             value = self.arrays[before["constants"].get(name, entry)["value"]]
-            same = np.array_equal(value, self.arrays[entry["value"]]) and name not in constants
-            require(same, "structure", f"{name} has two values")
-        inner = [self.node(raw) for raw in extra["nodes"]]
-        inner += [Node("Identity", "", 21, [n], [constant], {}) for constant, n in extra["results"].items()]
+            require(np.array_equal(value, self.arrays[entry["value"]]), "structure", f"constant {name} has two values")
+            constants |= {f"expression {name}": entry}
+        inner = [renamed(self.node(raw), "expression ") for raw in extra["nodes"]]
+        for name, result in extra["results"].items():
+            inner.append(Node("Identity", "", 21, [f"expression {result}"], [name], {}))
         nodes = [self.node(raw) for raw in after["nodes"]]
         for node in nodes:
             if node.outputs[0] in epsilons:
                 node.attributes["epsilon"] = ("float", epsilons[node.outputs[0]])
         sides = [self.side(rewrite, [self.node(raw) for raw in before["nodes"]], before["constants"])]
-        sides.append(self.side(rewrite, inner + nodes, constants | extra["constants"]))
+        sides.append(self.side(rewrite, inner + nodes, constants))
         comparison = Comparison(mode, rewrite["leaves"], before["outputs"], sides, self.rng)
         comparison.check()
         sizes = " and ".join(str(sizes) if sizes else "fixed" for sizes in comparison.sizes)
         how = "in float64" if mode == "numeric" else "modulo random primes of 62 bits and in float64"
         self.lines.append(f"rewrite {index}: compared {how}, sizes {sizes}")
         values = comparison.known[1]
-        computed = [values[n] for n in (*extra["constants"], *(o for node in inner for o in node.outputs if o))]
+        names = [f"expression {name}" for name in extra["constants"]] + [n for node in inner for n in node.outputs if n]
+        computed = [values[name] for name in names]
         largest = [np.abs(v).max(initial=0) for v in computed if v.dtype == np.float64]
         slack = BOUNDS["expression"] * max(largest, default=0.0)
         for name, entry in after["constants"].items():
