@@ -150,15 +150,16 @@ class Arithmetic:
             missing = (factor != factor).astype(bool)
             integers = np.where(missing, 0, factor).astype(np.int64)
             pieces.append([np.where(missing, np.nan, integers >> s & 0xFFFF) for s in range(0, 64, 16)])
-        total: Any = 0
+        digits: list[Any] = [0.0] * 7
         for (i, a), (j, b) in itertools.product(enumerate(pieces[0]), enumerate(pieces[1])):
-            part = reference(node, [a, b])[0]
-            missing = np.isnan(part)
-            if np.max(part, initial=0, where=~missing) >= 2**53:
+            digits[i + j] = digits[i + j] + reference(node, [a, b])[0]
+        missing = np.isnan(digits[0])
+        total: Any = 0
+        for digit in reversed(digits):
+            if np.max(digit, initial=0, where=~missing) >= 2**53:
                 raise Refusal(f"{node.op} has too many terms")
-            integers = np.where(missing, 0, part).astype(np.int64).astype(object) << 16 * (i + j)
-            total = total + np.where(missing, math.nan, integers)
-        return total
+            total = total * 2**16 + np.where(missing, 0, digit).astype(np.int64).astype(object)
+        return np.where(missing, math.nan, total)
 
     def hash(self, *values: Any) -> Any:
         """Return a random element that depends on the values alone, or NaN if one is NaN."""
@@ -486,7 +487,7 @@ class Comparison:
 
     def choose_shapes(self, attempt: int, sizes: dict[str, int]) -> dict[str, list[int]]:
         """Choose a size for each symbol: distinct small sizes, then random ones. Returns: the shapes of the leaves."""
-        largest = (4, 4, 4, 8, 16, 32, 64)[attempt // 8]
+        largest = (2, 4, 4, 8, 16, 32, 64)[attempt // 8]
 
         def choose(size: Any) -> int:
             if isinstance(size, int):
