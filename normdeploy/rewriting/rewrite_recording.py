@@ -193,10 +193,30 @@ def _record_side(
         if isinstance(t, gs.Constant) or graph.is_constant(t):
             constants[t.name] = _record_constant(graph, t, id(t) in described)
     return RecordedSide(
-        tuple(_record_node(graph, n, names) for n in nodes.values()),
+        sort_nodes([_record_node(graph, n, names) for n in nodes.values()]),
         constants,
         tuple(names.get(id(t), t.name) for t in ends),
     )
+
+
+def sort_nodes(nodes: Sequence[RecordedNode]) -> tuple[RecordedNode, ...]:
+    """Order nodes so that each follows the nodes whose outputs it reads.
+
+    The regions of several results, and inputs that only give a type, such as that of CastLike, may be out of order.
+    """
+    writers = {output: i for i, node in enumerate(nodes) for output in node.proto.output if output}
+    sources = [[writers[n] for n in node.proto.input if n in writers] for node in nodes]
+    ordered: dict[int, RecordedNode] = {}
+    for start in range(len(nodes)):
+        pending = [start]
+        while pending:
+            missing = [i for i in sources[pending[-1]] if i not in ordered]
+            if missing:
+                pending.append(missing[0])
+            else:
+                index = pending.pop()
+                ordered[index] = nodes[index]
+    return tuple(ordered.values())
 
 
 def _record_node(graph: Graph, node: gs.Node, names: Mapping[int, str]) -> RecordedNode:

@@ -318,3 +318,25 @@ def test_only_last_pass_over_a_file_is_recorded(tmp_path: Path) -> None:
     undone = dict(first[2])
     norm_optimizer.optimize_with_steps(onnx.load(source), RewriteOptions(recorder=recorder, undone=undone))
     assert recorder.records == []
+
+
+CAST_LIKE = f"""{HEAD} g (float[3, 8, 6] x) => (float[3, 8, 6] y)
+    <int64[3] groups = {{0, 4, -1}}, float[4] ones = {{1, 1, 1, 1}}, float[4] zeros = {{0, 0, 0, 0}}>
+    {{ shape = Shape(x) rows = Reshape(x, groups)
+       i = InstanceNormalization(rows, ones, zeros) normal = Reshape(i, shape)
+       factors = Expand(scale, shape) s = CastLike(factors, normal) scaled = Mul(normal, s)
+       offsets = Expand(bias, shape) b = CastLike(offsets, scaled) y = Add(scaled, b) }}"""
+
+
+def test_node_that_reads_only_a_type_follows_its_writer(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(CAST_LIKE)
+    for name, value in (("scale", 2.0), ("bias", 3.0)):
+        values = np.full((8, 1), value, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "source.onnx")
+    normdeploy.optimize(tmp_path / "source.onnx", tmp_path / "out.onnx", certificate=tmp_path / "out.json")
+    (rewrite,) = json.loads((tmp_path / "out.json").read_text())["rewrites"]
+    known = {"", *(leaf["name"] for leaf in rewrite["leaves"]), *rewrite["before"]["constants"]}
+    for node in rewrite["before"]["nodes"]:
+        assert set(node["inputs"]) <= known
+        known |= set(node["outputs"])
