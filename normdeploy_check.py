@@ -45,7 +45,7 @@ EPSILON = float(np.float32(1e-5))
 MAX_FILE_BYTES = 4 << 30
 MAX_NODES = 20_000
 # Opsets at which the meaning or the form of an op changes
-BREAKS = {"GroupNormalization": (21,), "Dropout": (12,), "Slice": (10,), "Reshape": (5,)}
+BREAKS: dict[str, tuple[int, ...]] = {"GroupNormalization": (21,), "Dropout": (12,), "Slice": (10,), "Reshape": (5,)}
 BREAKS |= dict.fromkeys(("Softmax", "Squeeze", "Unsqueeze", "ReduceSum"), (13,)) | {"Split": (13, 18)}
 BREAKS |= dict.fromkeys((f"Reduce{kind}" for kind in ("Mean", "SumSquare", "L2", "Prod", "Max", "Min")), (18,))
 # Nodes that the cleanup bypasses: their output has the elements of their first input
@@ -127,6 +127,7 @@ class Arithmetic:
         return roots(self.array(x), *([] if real is None else [real]))
 
     def _root(self, v: Any) -> Any:
+        assert self.prime is not None
         principal = pow(v, (self.prime + 1) // 4, self.prime) if v == v else v
         return principal if principal * principal % self.prime == v else math.nan
 
@@ -166,6 +167,7 @@ class Arithmetic:
         if any(v != v for v in values):
             return math.nan
         digest = hashlib.blake2b(repr(values).encode(), key=self.key, digest_size=16).digest()
+        assert self.prime is not None
         return int.from_bytes(digest) % self.prime
 
     def unknown(self, node: Node, x: Array, axes: tuple[int, ...] = ()) -> Array:
@@ -370,7 +372,18 @@ def unknown(c: Call) -> Array:
 
 
 # Ops of floats that onnx's reference evaluator computes in both arithmetics
-SAME = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Split", "Slice", "Identity")
+SAME: tuple[str, ...] = (
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Expand",
+    "Tile",
+    "Split",
+    "Slice",
+    "Identity",
+)
 SAME += ("Concat", "ReduceSum", "ReduceSumSquare")
 SIZES = ("Shape", "Size", "Constant", "ConstantOfShape", "Cast", "CastLike", "Dropout")
 # Unknown functions in the field, with the defaults of their attributes
@@ -763,7 +776,7 @@ class Checker:
 
     def attributes(self, raws: Any, bound: dict[str, Any] | None) -> dict[str, Any]:
         """Read attributes. ``bound``: those of the call, in place of references to them."""
-        attributes = {}
+        attributes: dict[str, Any] = {}
         for name, item in raws.items():
             kind, value = item["type"], item["value"]
             self.counts["attributes without a defined form"] += kind == "other"
@@ -877,7 +890,7 @@ class Checker:
             stored = np.float32(
                 next(self.node(n).get("epsilon", EPSILON) for n in after["nodes"] if n["outputs"][0] == name)
             )
-            same = abs(Fraction(float(stored)) - exact) <= Fraction(float(half_ulp(stored)))
+            same = abs(Fraction(float(stored)) - exact) <= Fraction(float(half_ulp(np.asarray(stored))))
             require(same, "epsilon", f"the epsilon of {name} is {stored}, not {float(exact)!r} rounded once")
 
     def side(self, rewrite: Any, nodes: list[Node], entries: Any) -> Side:
@@ -988,7 +1001,7 @@ class Checker:
         value = self.arrays[entry["value"]]
         bound = half_ulp(value) + slack if slack else 0.0
         same = rounded.tobytes() == self.arrays[entry["rounded"]].tobytes() and value.shape == exact.shape
-        same = same and np.all(np.abs(value - exact) <= bound)
+        same = same and bool(np.all(np.abs(value - exact) <= bound))
         require(same, "chain", f"an earlier rewrite computed another constant {name}")
 
     def check_origin(self, node: Node, constants: Any, earlier: Any) -> None:
