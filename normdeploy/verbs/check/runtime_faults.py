@@ -13,7 +13,7 @@ import onnx
 from ...contrib.expansion_types import tensor_types
 from ...graphs.dims import Types
 from ...graphs.proto_queries import module_path
-from ...norms.norm_table import ROWS
+from ...norms.norm_table import ROWS, STANDARD
 from ...option_values import TENSORRT
 from ...runtimes.target_support import op_key
 from ...storage.onnx_domains import default_domain_opset
@@ -21,6 +21,8 @@ from ...storage.proto_traversal import attribute_value
 from .norm_rules import Problem
 
 _KINDS = {row.op: row.kind for row in ROWS}
+# Ops that normalize the axes from ``axis`` on, and whose scale has these axes
+_SCALED_ROWS = frozenset(op for op, row in STANDARD.items() if "axis" in row.attributes and "scale" in row.inputs)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class RuntimeFault:
 
 def _has_narrow_scale(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
     """Match a LayerNormalization or RMSNormalization whose scale has fewer axes than are normalized."""
-    if op_key(node) not in ("LayerNormalization", "RMSNormalization") or len(node.input) < 2:
+    if op_key(node) not in _SCALED_ROWS or len(node.input) < 2:
         return False
     rank = graph.rank(node.input[0])
     scale = graph.rank(node.input[1])
