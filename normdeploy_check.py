@@ -1,4 +1,4 @@
-"""Check a normdeploy certificate against its model, from docs/reference/certificate-format.md alone.
+"""Check a normdeploy certificate against its model, as docs/reference/certificate-format.md defines the checks.
 
     python -m normdeploy_check c.json model.onnx [source.onnx]
 
@@ -1099,7 +1099,7 @@ class Checker:
         tested = counts.pop("numeric", 0)
         lines = [f"accepted: {total} rewrites proved ({', '.join(proved)}), {tested} tested (numeric)"]
         lines.append(f"rewrites not covered: {counts.pop('none', 0)} none")
-        others = "; ".join(f"{n} {what}" for what, n in sorted(counts.items()) if n)
+        others = "; ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if count)
         lines.append(f"nodes covered: {len(self.found)}; not covered: {others or 'none'}")
         compared = "not given, so not covered" if self.source is None else "nodes compared with it"
         lines += [*self.lines, f"sizes: only the listed ones; source: {compared}; rounding and overflow: not covered"]

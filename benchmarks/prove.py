@@ -618,9 +618,7 @@ def _planted_table(outcomes: list[Outcome]) -> list[str]:
         "",
         f"{len(faulty)} pairs with one fault, {len(alike)} pairs without; {mean:.2f} s per verdict on average.",
         "",
-        f'- "equal" for a fault that float64 shows: {len(wrong)}{f" (seeds {_seeds(wrong)})" if wrong else ""}.'
-        " Such a seed is either a wrong proof, or an output that is 0 in one file and float64's noise in the other:"
-        " look at it",
+        f'- wrong "equal": {len(wrong)}{f" (seeds {_seeds(wrong)})" if wrong else ""}',
         f'- "equal up to rounding" for a fault that float64 shows: {len(rounded)}; the largest difference of a '
         f"constant is {max((o.ulps for o in rounded), default=0.0):.1f} ulp, as the verdict states",
         f"- differences below {NOISE:.1e} of the largest element, which rounding in float64 may cause: {len(near)};"

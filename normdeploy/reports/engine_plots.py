@@ -43,9 +43,7 @@ def plot_engine_share(builds: Sequence[Mapping[str, Any]]) -> Plot | None:
                 title, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK
             )
             titles.append(title)
-        axes.set_ylim(-len(timed) + 0.6, 0.72)
-        axes.yaxis.set_major_locator(NullLocator())
-        axes.spines["left"].set_visible(False)
+        _fit_rows(axes, len(timed))
         axes.set_xlabel("mean ms of one run")
         draw_legend(axes)
         return Plot("The norms' share of the time.", "; ".join(titles), figure_to_svg(figure, "engines"))
@@ -72,13 +70,18 @@ def plot_norm_times(builds: Sequence[Mapping[str, Any]]) -> Plot | None:
                 title, (0, -row + 0.2), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=MUTED
             )
             titles.append(title)
-        axes.set_ylim(-len(shown) + 0.6, 0.72)
-        axes.yaxis.set_major_locator(NullLocator())
-        axes.spines["left"].set_visible(False)
+        _fit_rows(axes, len(shown))
         axes.set_xlabel("mean ms of one run, with all that is fused with the norm")
         caption = f"The slowest norms of {_shorten(timed[0]['path'])}"
         left = f"; {len(norms) - len(shown)} faster ones are not shown." if len(norms) > len(shown) else "."
         return Plot(caption + left, "; ".join(titles), figure_to_svg(figure, "norms"))
+
+
+def _fit_rows(axes: Any, count: int) -> None:
+    """Fit the vertical axis to ``count`` bars at 0, -1, -2, … with their titles above, and hide it."""
+    axes.set_ylim(-count + 0.6, 0.72)
+    axes.yaxis.set_major_locator(NullLocator())
+    axes.spines["left"].set_visible(False)
 
 
 def _shorten(name: str) -> str:

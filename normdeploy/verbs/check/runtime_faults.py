@@ -53,7 +53,7 @@ class RuntimeFault:
     Attributes:
         issue: repository and number of the report; "" if the project knows no report.
         tensorrt: True for a fault of TensorRT, False for a fault of onnxruntime.
-        effect: what happens, and where it was tried.
+        effect: the wrong result or the failure, and where it was tried.
         remedy: what to write instead.
         matches: tells if a node has the fault.
     """
