@@ -23,7 +23,7 @@ from .proof_result import Counterexample
 _SCALES = (1.0, 1e-3, 30.0, 0.0)
 # Upper limits of integers
 _LIMITS = (2, 50, 1000)
-# A difference counts if it exceeds this multiple of the effect of moving inputs and constants by half an ulp.
+# A difference counts if it exceeds this multiple of the effect of moving inputs, constants and results by an ulp.
 _NOISE = 2.0**10
 _HALF_ULP = 2.0**-53
 # Errors of a file that can't run in float64
@@ -55,10 +55,37 @@ class Float64File:
         Raises:
             NotEvaluated: a node can't be computed.
         """
-        known = {name: widen_to_float64(np.asarray(value)) for name, value in feeds.items()} | dict(exact)
         places = self._evaluator.nodes_between(self._outputs)
-        results = self._evaluator.evaluate_nodes(places, known)
-        return {name: np.asarray(self._evaluator.tensor_value(name, results)) for name in self._outputs}
+        return self._read_outputs(self._evaluator.evaluate_nodes(places, _widened(feeds) | dict(exact)))
+
+    def run_nudged(self, feeds: Mapping[str, np.ndarray], constants: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run the file with inputs, constants and the result of each node moved by about an ulp.
+
+        The results must move too: if a value is subtracted from itself, moved inputs show no rounding error.
+
+        Args:
+            feeds: inputs by name.
+            constants: constants in float64, by name.
+
+        Returns:
+            outputs by name.
+
+        Raises:
+            NotEvaluated: a node can't be computed.
+        """
+        rng = np.random.default_rng(0)
+        known = {name: _nudge(value, rng) for name, value in (_widened(feeds) | dict(constants)).items()}
+        for place in self._evaluator.nodes_between(self._outputs):
+            results = self._evaluator.evaluate_nodes([place], known)
+            known = {name: value if name in known else _nudge(value, rng) for name, value in results.items()}
+        return self._read_outputs(known)
+
+    def _read_outputs(self, results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: np.asarray(self._evaluator.tensor_value(name, dict(results))) for name in self._outputs}
+
+
+def _widened(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: widen_to_float64(np.asarray(value)) for name, value in feeds.items()}
 
 
 @dataclass(frozen=True)
@@ -98,9 +125,10 @@ def find_difference(
         the largest difference beyond rounding errors.
     """
     runners = [Float64File(pair.first), Float64File(pair.second)]
-    # Constants are moved too, because the inputs alone show no rounding error at zeros.
-    constants = {name: _nudge(value) for name, value in pair.first.constants.items() if value.dtype.kind == "f"}
-    nudged = constants | {name: _nudge(value) for name, value in exact[0].items()}
+    constants = [
+        {name: value for name, value in file.constants.items() if value.dtype.kind == "f"} | dict(exact[k])
+        for k, file in enumerate((pair.first, pair.second))
+    ]
     best: Counterexample | None = None
     largest = 0.0
     ran = 0
@@ -110,18 +138,20 @@ def find_difference(
             failed = failed or "the time limit was reached"
             break
         try:
-            results = []
+            results, moved = [], []
             for k, runner in enumerate(runners):
                 named = {ports[k].name: feeds[ports[0].name] for ports in pair.inputs}
                 results.append(runner.run(named, exact[k]))
-            nearby = {name: _nudge(value) for name, value in feeds.items()}
-            moved = runners[0].run(nearby, nudged)
+                moved.append(runner.run_nudged(named, constants[k]))
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             continue
         ran += 1
         for one, other in pair.outputs:
-            found = _compare(results[0][one.name], results[1][other.name], moved[one.name])
+            noise = [
+                _effect(r[port.name], m[port.name]) for r, m, port in zip(results, moved, (one, other), strict=True)
+            ]
+            found = _compare(results[0][one.name], results[1][other.name], max(noise))
             if found is not None and found[1] > largest:
                 index, largest = found
                 best = Counterexample(
@@ -162,16 +192,32 @@ def _iter_feeds(pair: FilePair, sizes: Sequence[Mapping[str, int]]) -> Iterator[
                 yield told, feeds
 
 
-def _nudge(value: np.ndarray) -> np.ndarray:
-    """Change floats by about half an ulp of float64."""
+def _nudge(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Change floats by about an ulp of float64, up or down at random.
+
+    Whole numbers stay, because they may be sizes or positions.
+    """
+    value = np.asarray(value)
     if value.dtype.kind != "f":
         return value
-    signs = np.where(np.arange(value.size).reshape(value.shape) % 3 == 0, -1.0, 1.0)
-    return value.astype(np.float64) * (1.0 + 2 * _HALF_ULP * signs)
+    moved = value.astype(np.float64) * (1.0 + 2 * _HALF_ULP * rng.choice((-1.0, 1.0), value.shape))
+    return np.where(value == np.rint(value), value, moved)
 
 
-def _compare(one: np.ndarray, other: np.ndarray, moved: np.ndarray) -> tuple[tuple[int, ...], float] | None:
+def _effect(value: np.ndarray, moved: np.ndarray) -> float:
+    """Measure how far the moved inputs and results took an output."""
+    if value.shape != moved.shape or value.dtype.kind != "f":
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        change = np.abs(moved.astype(np.float64) - value.astype(np.float64))
+    return float(np.max(change, initial=0.0, where=np.isfinite(change)))
+
+
+def _compare(one: np.ndarray, other: np.ndarray, effect: float) -> tuple[tuple[int, ...], float] | None:
     """Compare one output.
+
+    Args:
+        effect: the effect of roundings in float64 on the output.
 
     Returns:
         position and size of the largest relative difference; None if rounding explains all differences.
@@ -185,14 +231,14 @@ def _compare(one: np.ndarray, other: np.ndarray, moved: np.ndarray) -> tuple[tup
         if not wrong.any():
             return None
         return tuple(int(i) for i in np.argwhere(wrong)[0]), 1.0
-    a, b, c = (v.astype(np.float64) for v in (one, other, moved))
+    a, b = (v.astype(np.float64) for v in (one, other))
     # Only finite numbers are compared.
-    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    finite = np.isfinite(a) & np.isfinite(b)
     if not finite.any():
         return None
-    a, b, c = (np.where(finite, v, 0.0) for v in (a, b, c))
+    a, b = (np.where(finite, v, 0.0) for v in (a, b))
     scale = float(np.abs(a).max(initial=0.0))
-    noise = _NOISE * float(np.abs(c - a).max(initial=0.0)) + 2.0**-44 * scale
+    noise = _NOISE * effect + 2.0**-44 * scale
     difference = np.abs(a - b)
     index: Any = np.unravel_index(int(np.argmax(difference)), difference.shape)
     if not difference[index] > noise:
