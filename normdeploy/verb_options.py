@@ -384,7 +384,7 @@ class ConversionOptions:
     preprocess: PathLike | Callable[[Path], Any] | None = option_field(
         None,
         "--preprocess",
-        "With --quantize: --calibrate names a folder of pictures, which are prepared as this file says: the"
+        "With --calibrate: the calibration folder holds pictures, which are prepared as this file says: the"
         " image processor's config of a transformers model, or the config of a timm model. Or MODULE:FUNCTION, a"
         " function from the path of a file to an array.",
         metavar="CONFIG",
@@ -412,9 +412,9 @@ class ConversionOptions:
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: metric that the file must reach, such as 'cosine>=0.995' (or cosine:0.995). The metric is"
-        " computed on samples that are not used for calibration. Layers"
-        " go back to float until the file reaches the metric. Repeatable.",
+        "With --quantize or --precision: metric that the file must reach, such as 'cosine>=0.995' (or cosine:0.995)."
+        " The metric is computed on samples that are not used for calibration. Layers go back to float until the file"
+        " reaches the metric. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
@@ -432,8 +432,8 @@ class ConversionOptions:
     keep_float: Sequence[str] = option_field(
         (),
         "--keep-float",
-        "With --quantize: layer to keep in float, by the name of its module or of its output tensor. * matches any"
-        " characters. Repeatable.",
+        "With --quantize: layer that is not quantized. With --precision alone: module that stays float32. Give the name"
+        " of the module or of its output tensor; * matches any characters. Repeatable.",
         metavar="LAYER",
         type=list[str] | None,
     )

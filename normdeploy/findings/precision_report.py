@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .quantization_report import LayerExclusion, MetricReport, OutputDrift
 from .rendering import ShortRepr
 
 
@@ -13,7 +14,7 @@ class Float32Region(ShortRepr):
 
     Attributes:
         kind: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
-            half form", "control flow" or "as written".
+            half form", "control flow", "as written", "requested" or "metric".
         tensor: tensor to which the reason applies.
         value: largest magnitude of the tensor that calibration saw; None if it was not measured.
         nodes: outputs of the nodes that stay float32.
@@ -47,6 +48,11 @@ class PrecisionReport(ShortRepr):
         samples: number of inputs that calibration ran on.
         inputs: type of each input in the file, by name.
         outputs: type of each output in the file, by name.
+        judging: number of samples on which the metrics were measured; 0 if no metric was requested.
+        exclusions: steps that left blocks in float32 to reach the metrics.
+        errors: name of a block -> relative error of the outputs with only this block in half precision; empty if the
+            metrics were reached without leaving blocks in float32.
+        moved: difference of each output from the float32 model's output in float64.
     """
 
     to: str
@@ -60,6 +66,11 @@ class PrecisionReport(ShortRepr):
     inputs: dict[str, str]
     outputs: dict[str, str]
     notes: tuple[str, ...] = ()
+    judging: int = 0
+    judged: tuple[MetricReport, ...] = ()
+    exclusions: tuple[LayerExclusion, ...] = ()
+    errors: dict[str, float] = field(default_factory=dict)
+    moved: tuple[OutputDrift, ...] = ()
 
     def summarize(self) -> str:
         """Return the main facts in one line."""

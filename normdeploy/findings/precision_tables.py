@@ -7,12 +7,13 @@ from rich.text import Text
 
 from .console_tables import make_table
 from .finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
+from .metric_tables import drift_lines, exclusion_table, metric_table
 from .precision_report import PrecisionReport
 from .records import Finding
 
 
 def show_precision(console: Console, account: PrecisionReport) -> None:
-    """Print one line per reason, with all layers that share it, then the totals."""
+    """Print one line per reason, with all layers that share it, then the metrics, their steps and the totals."""
     values = {region.tensor: region.value for region in account.islands if region.kind == "range"}
     if account.islands:
         table = make_table("module", "kept in float32", "because", "nodes")
@@ -37,13 +38,21 @@ def show_precision(console: Console, account: PrecisionReport) -> None:
                 str(count),
             )
         console.print(table)
+    if account.judged:
+        console.print(metric_table(account.judged, account.to))
+    if account.exclusions:
+        console.print(exclusion_table(account.exclusions))
     before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
     if account.calibrated:
         ran = f"calibrated on {account.samples} {account.calibrated} input{'' if account.samples == 1 else 's'}"
     else:
         ran = "not calibrated"
     kept = f"{account.kept} of {account.nodes} floating-point nodes in float32, {account.casts} Casts"
+    if account.judging:
+        ran += f", metrics on {account.judging} other samples"
     console.print(Text(f"{account.to}: {kept}; weights {before} → {after}; {ran}"))
+    for line in drift_lines(account.moved):
+        console.print(line)
     types = {**account.inputs, **account.outputs}
     console.print(Text("types: " + ", ".join(f"{name}: {kind}" for name, kind in types.items()), style="dim"))
     for note in account.notes:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from .console_tables import Column, WordTable, make_table
-from .quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
+from .console_tables import WordTable, make_table
+from .metric_tables import drift_lines, exclusion_table, metric_table
+from .quantization_report import LayerReport, Migration, QuantizationReport
 from .records import QuantizedLayer
 
 _OF = {"center": "stream", "rotate": "stream"}
@@ -29,9 +30,9 @@ def quantization_summary(account: QuantizationReport) -> RenderableType:
     else:
         parts = []
     if account.judged:
-        parts.append(_metric_table(account.judged))
+        parts.append(metric_table(account.judged, "quantized"))
     if account.exclusions:
-        parts.append(_exclusion_table(account.exclusions))
+        parts.append(exclusion_table(account.exclusions))
     return Group(*parts, *_iter_totals(account))
 
 
@@ -77,25 +78,6 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
     return list(lots.values())
 
 
-def _metric_table(judged: Sequence[MetricReport]) -> WordTable:
-    numbers = (Column(title, whole=True) for title in ("quantized", "float32", "required", "verdict"))
-    told = make_table("output", "metric", *numbers)
-    for j in judged:
-        if j.met:
-            verdict = Text("met", style="green")
-        else:
-            verdict = Text("not met", style="red")
-        told.add_row(Text(j.output), Text(j.metric), f"{j.value:.6g}", f"{j.float32:.6g}", f"{j.threshold:g}", verdict)
-    return told
-
-
-def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> WordTable:
-    told = make_table("left in float", "metric", Column("before", whole=True), Column("after", whole=True))
-    for e in exclusions:
-        told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
-    return told
-
-
 def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
     count = sum(layer.status == "quantized" for layer in account.layers)
     before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
@@ -115,10 +97,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
         f"{account.to} for {runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
     )
-    for m in account.moved:
-        errors = f"relative error {m.error:.2g}, cosine {m.cosine:.6g}; relative error of float32 {m.float32:.1g}"
-        off = f"{m.output}: {errors}"
-        yield Text(off, style="" if m.error <= 0.1 else "bold red")
+    yield from drift_lines(account.moved)
     fitted = sum(layer.rounding == "GPTQ" for layer in account.layers)
     if fitted:
         yield Text(f"weights of {fitted} layer{'' if fitted == 1 else 's'} rounded by GPTQ")

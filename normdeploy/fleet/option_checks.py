@@ -9,7 +9,7 @@ from ..compare.policy import parse_allclose, parse_policy
 from ..errors import InputError
 from ..verb_options import ConversionOptions, options_from_table
 from ..verbs.arguments.user_metrics import declare_metric
-from ..verbs.conversion.conversion_request import parse_quantization_request
+from ..verbs.conversion.conversion_request import parse_half_policy, parse_quantization_request
 from .fleet_file import Fleet
 from .fleet_schema import Values
 from .job_steps import as_list
@@ -39,6 +39,8 @@ def check_options(fleet: Fleet) -> None:
 def _check_verb_options(options: Mapping[str, Values]) -> None:
     export = options["export"]
     verify = options["verify"]
-    parse_quantization_request(options_from_table(ConversionOptions, export), declare_metric)
+    conversion = options_from_table(ConversionOptions, export)
+    parse_quantization_request(conversion, declare_metric)
+    parse_half_policy(conversion, declare_metric)
     parse_allclose(verify.get("atol"), verify.get("rtol"))
     parse_policy(as_list(verify.get("tolerance")) or None, as_list(verify.get("metric")) or None, declare_metric)

@@ -27,7 +27,10 @@ _HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attent
 
 
 def find_float32_regions(
-    view: PrecisionView, carried: Collection[str] = (), wide_inputs: Collection[str] = ()
+    view: PrecisionView,
+    carried: Collection[str],
+    wide_inputs: Collection[str],
+    requested: Mapping[int, Float32Region],
 ) -> tuple[dict[int, Float32Region], list[Float32Region]]:
     """Find the nodes that stay float32, and group them into regions.
 
@@ -35,6 +38,7 @@ def find_float32_regions(
         carried: tensors that carry a mask. Only their largest value has to fit into half precision, not their most
             negative value.
         wide_inputs: inputs of the graph that stay float32.
+        requested: index of a node -> its region, for nodes that stay float32 although no rule requires it.
 
     Returns:
         index of a node -> its region, and the regions in the graph's order.
@@ -50,6 +54,8 @@ def find_float32_regions(
             kept[i] = Float32Region(kind, node.op_type, module_path(node), tensor, text, value)
     _keep_argument_nodes(view, kept)
     _keep_exponent_nodes(view, kept)
+    for i, region in requested.items():
+        kept.setdefault(i, region)
     _grow_regions(view, kept, carried, wide_inputs)
     return kept, _regions_in_order(view, kept)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError, InputError, NormdeployError
-from ..findings.precision_report import PrecisionReport
+from ..findings.precision_report import Float32Region, PrecisionReport
 from ..graphs.proto_queries import captured_names
 from ..graphs.shape_inference import infer_types
 from ..model import InputSpec
@@ -50,6 +50,30 @@ from .type_conversion import FORMATS, CastWriter, Float32Parts, HalfFormat, init
 PROPERTY = "normdeploy.precision"
 
 
+@dataclass(frozen=True)
+class HalfPlan:
+    """Model that is ready for the conversion: its ranges are measured, and nothing is written yet.
+
+    Attributes:
+        proto: the prepared float32 model; not changed by `write_half`.
+        carried: tensors that carry a mask.
+        wide_inputs, wide_outputs: names of the inputs and outputs that stay float32.
+        keep_io: True if inputs and outputs were requested to stay float32.
+        calibrated: origin of the calibration inputs: "given", "generated" or "".
+        samples: number of inputs that calibration ran on.
+    """
+
+    proto: onnx.ModelProto
+    view: PrecisionView
+    carried: set[str]
+    wide_inputs: set[str]
+    wide_outputs: set[str]
+    keep_io: bool
+    calibrated: str
+    samples: int
+    notes: tuple[str, ...]
+
+
 def convert_to_half(
     proto: onnx.ModelProto,
     to: str,
@@ -76,10 +100,26 @@ def convert_to_half(
         InputError: ``to`` is unknown, the samples do not fit the model, or the file has the other half-precision type.
         GraphError: the type of a tensor can't be inferred.
     """
+    return write_half(plan_half(proto, to, samples, inputs=inputs, keep_io=keep_io, progress=progress))
+
+
+def plan_half(
+    proto: onnx.ModelProto,
+    to: str,
+    samples: Samples | None = None,
+    *,
+    inputs: Sequence[InputSpec] = (),
+    keep_io: bool = False,
+    progress: Progress | None = None,
+) -> HalfPlan:
+    """Prepare a model for the conversion, and measure the ranges of its tensors. The arguments are `convert_to_half`'s.
+
+    Raises:
+        InputError, GraphError: as for `convert_to_half`.
+    """
     if to not in FORMATS:
         raise InputError(f"unknown precision {to!r}; choose one of {', '.join(FORMATS)}")
     form = FORMATS[to]
-    to = form.name
     proto, notes = prepare_for_half(proto, form)
     fuse_logarithms(proto.graph)
     expand_fills(proto.graph, form)
@@ -90,7 +130,7 @@ def convert_to_half(
     _replace_initializers(proto.graph, {name: v for name, (v, _) in masked.arrays.items()})
     view.__dict__.pop("constants", None)
     notes += [
-        f"{name!r} is only a mask: {low:.3g} is out of range for {to} and became {v.min():.5g}"
+        f"{name!r} is only a mask: {low:.3g} is out of range for {form.name} and became {v.min():.5g}"
         for name, (v, low) in masked.arrays.items()
     ]
     ran, calibrated, remarks = _calibrate_ranges(proto, view, samples, inputs, progress)
@@ -100,13 +140,33 @@ def convert_to_half(
     defaults = input_ranges([{t.name: initializer_values(t) for t in held}])
     unseen = defaults | mask_ranges(view, carried)
     view.ranges = {**view.ranges, **{name: r.union(view.ranges.get(name, r)) for name, r in unseen.items()}}
-
     wide_inputs, wide_outputs = _float32_inputs_and_outputs(proto, view, carried, keep_io, notes)
-    kept, regions = find_float32_regions(view, carried, wide_inputs)
+    return HalfPlan(proto, view, carried, wide_inputs, wide_outputs, keep_io, calibrated, ran, tuple(notes))
+
+
+def write_half(
+    plan: HalfPlan, requested: Mapping[int, Float32Region] | None = None
+) -> tuple[onnx.ModelProto, PrecisionReport]:
+    """Write a planned model in half precision.
+
+    Args:
+        requested: index of a node -> its region, for nodes that stay float32 although the rules do not require it.
+
+    Returns:
+        the converted model, and a report.
+
+    Raises:
+        GraphError: a type in the result is not valid.
+    """
+    view, form = plan.view, plan.view.form
+    wide_inputs, wide_outputs = plan.wide_inputs, plan.wide_outputs
+    notes = list(plan.notes)
+    kept, regions = find_float32_regions(view, plan.carried, wide_inputs, requested or {})
+    proto = copy_model(plan.proto)
     before = _weight_bytes(proto)
     floating = sum(view.has_floats(i) for i in range(len(proto.graph.node)))
     always = {
-        i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, view.form))
+        i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, form))
     }
     float32 = Float32Parts(frozenset(kept), wide_inputs, wide_outputs, always)
     casts = CastWriter(proto.graph, view.floating_tensors, float32, form)
@@ -119,17 +179,17 @@ def convert_to_half(
         notes.append(
             f"no node became {form.dtype.name}: every node stays float32, and no engine will be built from the file"
         )
-    _record_conversion(proto, to, keep_io, ends)
+    _record_conversion(proto, form.name, plan.keep_io, ends)
     _validate_types(proto)
     account = PrecisionReport(
-        to,
+        form.name,
         tuple(regions),
         floating,
         len(kept),
         casts.count,
         (before, _weight_bytes(proto)),
-        calibrated,
-        ran,
+        plan.calibrated,
+        plan.samples,
         *ends,
         notes=tuple(notes),
     )

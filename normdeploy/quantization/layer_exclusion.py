@@ -1,41 +1,66 @@
-"""Exclude layers from quantization until the metrics are reached, with as few layers as possible."""
+"""Leave parts of a model in float32 until the metrics are reached, with as few parts as possible.
+
+The parts are the layers of a quantized model, or the blocks of a half-precision model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 import onnx
 
 from ..errors import InputError
+from ..findings.metric_tables import format_metric
 from ..findings.quantization_report import LayerExclusion, MetricReport
 from ..types import Arrays, Progress
 from . import accuracy
-from .qdq_writer import LayerPlan
 
-# Number of batches on which each layer is quantized alone, to measure its error
+# Number of batches on which each part is lowered alone, to measure its error
 _FEW = 2
-# Maximum number of layers that an error message lists
+# Maximum number of parts that an error message lists
 _NAMED = 5
+# Plan of one part: the scales of a quantized layer, or a half-precision block
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
-class QuantizedSelection:
-    """Choice of quantized layers and its accuracy.
+class ExclusionWords:
+    """Words of the messages.
 
     Attributes:
-        proto: the float model after the migrations.
-        plans: plans of the quantized layers, by the first result of the layer's node.
+        part: "layer" or "block".
+        lowered: "quantized" or "in half precision".
+        remedy: what the user can do besides lowering the threshold.
+    """
+
+    part: str
+    lowered: str
+    remedy: str
+
+
+LAYERS = ExclusionWords("layer", "quantized", "pass another --calibration")
+BLOCKS = ExclusionWords("block", "in half precision", "omit --precision")
+
+
+@dataclass(frozen=True)
+class LoweredSelection(Generic[P]):
+    """Choice of lowered parts and its accuracy.
+
+    Attributes:
+        proto: the float model; for a quantized model after the migrations.
+        plans: plans of the lowered parts, by name.
         write: function that writes the file for some plans.
         judged: metrics that the file reaches.
-        exclusions: steps of the exclusion, each with the layers that it left in float.
-        errors: result of a layer → error of the model if only this layer is quantized.
+        exclusions: steps of the exclusion, each with the parts that it left in float.
+        errors: name of a part → error of the model if only this part is lowered.
     """
 
     proto: onnx.ModelProto
-    plans: Mapping[str, LayerPlan]
-    write: Callable[[Mapping[str, LayerPlan]], onnx.ModelProto]
+    plans: Mapping[str, P]
+    write: Callable[[Mapping[str, P]], onnx.ModelProto]
     judged: tuple[MetricReport, ...]
     exclusions: tuple[LayerExclusion, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -46,31 +71,33 @@ class QuantizedSelection:
         return self.write(self.plans)
 
 
-def exclude_layers(
-    work: QuantizedSelection,
+def exclude_parts(
+    work: LoweredSelection[P],
     judging: accuracy.AccuracyJudge,
     float32: accuracy.Outputs,
     samples: Sequence[Arrays],
     names: Mapping[str, str],
+    words: ExclusionWords = LAYERS,
     progress: Progress | None = None,
-) -> QuantizedSelection:
-    """Keep as few layers in float as the metrics allow.
+) -> LoweredSelection[P]:
+    """Keep as few parts in float as the metrics allow.
 
-    First, the error of each layer is measured: only this layer is quantized, and the model runs on calibration samples.
-    Layers are then excluded in the order of their errors, the largest error first. Each step doubles the number of
-    excluded layers until the metrics are reached. Then bisection between the last two numbers finds the smallest
+    First, the error of each part is measured: only this part is lowered, and the model runs on calibration samples.
+    Parts are then excluded in the order of their errors, the largest error first. Each step doubles the number of
+    excluded parts until the metrics are reached. Then bisection between the last two numbers finds the smallest
     sufficient number. The metrics of each step are measured on the judging samples.
 
     Args:
         float32: outputs of the original file on the judging samples.
         samples: calibration samples.
-        names: result of each layer, by the first result of its node.
+        names: name of each part in the report, by its name in ``work.plans``.
+        words: words of the messages.
 
     Returns:
         ``work`` with the remaining plans, the metrics reached, the steps and the errors.
 
     Raises:
-        InputError: the float32 file misses a metric, or a metric is missed even with only one quantized layer.
+        InputError: the float32 file misses a metric, or a metric is missed even with only one lowered part.
     """
     told: dict[int, tuple[MetricReport, ...]] = {}
     order: list[str] = []
@@ -89,10 +116,11 @@ def exclude_layers(
     short = next((j for j in first if not j.float32 >= j.threshold), None)
     if short is not None:
         raise InputError(
-            f"the float32 model reaches only {short.metric} {short.float32:.6g} of {short.output!r} on these "
-            f"samples; the threshold is {short.threshold:g}. Lower the threshold"
+            f"the float32 model reaches only {short.metric} {format_metric(short.float32)} of"
+            f" {short.output!r} on these samples; the threshold is {format_metric(short.threshold)}. Lower the"
+            " threshold"
         )
-    errors = _error_per_layer(work, samples, progress)
+    errors = _error_per_part(work, samples, f"{words.part}s alone", progress)
     order += sorted(errors, key=lambda tensor: -errors[tensor])
     low = 0
     high = 1
@@ -104,11 +132,11 @@ def exclude_layers(
         high = all_of_them - 1
         if not all(j.met for j in judge_selection(high)):
             worst = next(j for j in judge_selection(high) if not j.met)
-            layers = ", ".join(repr(names.get(t, t)) for t in order[:_NAMED])
+            largest = ", ".join(repr(names.get(t, t)) for t in order[:_NAMED])
             raise InputError(
-                f"{worst.metric} of {worst.output!r} is {worst.value:.6g} with only one layer quantized; "
-                f"the threshold is {worst.threshold:g}. The layers with the largest errors are {layers}. "
-                "Lower the threshold, or pass another --calibration"
+                f"{worst.metric} of {worst.output!r} is {format_metric(worst.value)} with only one {words.part}"
+                f" {words.lowered}; the threshold is {format_metric(worst.threshold)}. The {words.part}s with the"
+                f" largest errors are {largest}. Lower the threshold, or {words.remedy}"
             )
     while high - low > 1:
         between = (low + high) // 2
@@ -122,16 +150,16 @@ def exclude_layers(
     )
 
 
-def _error_per_layer(
-    work: QuantizedSelection, samples: Sequence[Arrays], progress: Progress | None
+def _error_per_part(
+    work: LoweredSelection[P], samples: Sequence[Arrays], stage: str, progress: Progress | None
 ) -> dict[str, float]:
-    """Measure the relative error of the outputs with each layer quantized alone."""
+    """Measure the relative error of the outputs with each part lowered alone."""
     few = samples[:_FEW]
     right = accuracy.run_in_onnxruntime(work.proto, few, False)
     errors: dict[str, float] = {}
     for done, (tensor, plan) in enumerate(work.plans.items()):
         if progress is not None:
-            progress("layers alone", done, len(work.plans))
+            progress(stage, done, len(work.plans))
         errors[tensor] = accuracy.largest_relative_error(
             accuracy.run_in_onnxruntime(work.write({tensor: plan}), few, False), right
         )

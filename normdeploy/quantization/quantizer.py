@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..compare.policy import Policy
 from ..errors import GraphError, InputError, NormdeployError
 from ..findings.quantization_report import LayerReport, Migration, QuantizationReport
 from ..graphs.graph import Graph
@@ -36,7 +37,7 @@ from .activation_stats import ActivationStats, observe_activations
 from .bias_corrections import find_input_shifts
 from .gemm_splitting import split_gemms
 from .gptq import carry_over_codes, compensate_rounding
-from .layer_exclusion import QuantizedSelection, exclude_layers
+from .layer_exclusion import LoweredSelection, exclude_parts
 from .layer_groups import LayerCandidate, find_candidates, layer_group
 from .linear_layers import explain_no_layers
 from .number_formats import UINT8, ScaleZeroPoint, round_scales_up, step_for_range
@@ -104,12 +105,12 @@ def quantize_model(
     plans, results, layers_told = _plan_layers(moved, left, task, migrations, conditions)
     plans = compensate_rounding(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
-    work = QuantizedSelection(moved, plans, lambda chosen: write_quantized(moved, chosen, bias, results), ())
+    work = LoweredSelection(moved, plans, lambda chosen: write_quantized(moved, chosen, bias, results), ())
     if split is not None:
         names = {c.plan.tensor: c.result for c in left}
-        judging, float32, more = make_judge(source, wish, split, progress)
+        judging, float32, more = make_judge(source, wish.policy, split, progress, optimize=wish.runtime in ONNXRUNTIME)
         notes += more
-        work = exclude_layers(work, judging, float32, samples, names, progress)
+        work = exclude_parts(work, judging, float32, samples, names, progress=progress)
     chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
     out = work.build_file
     if split is not None and work.exclusions:
@@ -331,16 +332,19 @@ def _describe_granularity(c: LayerCandidate) -> str:
 
 
 def make_judge(
-    proto: onnx.ModelProto, wish: QuantizationRequest, split: SampleSplit, progress: Progress | None
+    proto: onnx.ModelProto, policy: Policy, split: SampleSplit, progress: Progress | None, *, optimize: bool
 ) -> tuple[accuracy.AccuracyJudge, accuracy.Outputs, list[str]]:
-    """Build the `AccuracyJudge` of a quantized file. The reference is float64 if the time allows it.
+    """Build the `AccuracyJudge` of a lowered file. The reference is float64 if the time allows it.
+
+    Args:
+        proto: the float32 model.
+        optimize: True to let onnxruntime optimize the files.
 
     Returns:
         the judge, the outputs of the float32 file on the judging samples, and notes.
     """
     from ..runtimes.onnx_float64 import OnnxFloat64Runner
 
-    optimize = wish.runtime in ONNXRUNTIME
     float32 = accuracy.run_in_onnxruntime(proto, split.judging, optimize)
     reference: accuracy.Outputs = [dict(outputs) for outputs in float32]
     notes: list[str] = []
@@ -351,7 +355,7 @@ def make_judge(
             if progress is not None:
                 progress("float64", number, len(split.judging))
             reference[number] = dict(runner.infer(sample))
-            if time.perf_counter() - start > _LONG[bool(wish.policy)] and number + 1 < len(reference):
+            if time.perf_counter() - start > _LONG[bool(policy)] and number + 1 < len(reference):
                 notes.append(
                     f"{number + 1} of {len(reference)} batches were judged against float64, the others "
                     "against float32, because float64 takes too long"
@@ -359,7 +363,7 @@ def make_judge(
                 break
     except NormdeployError as error:
         notes.append(f"judged against float32: {error}")
-    return accuracy.AccuracyJudge(split.judging, reference, wish.policy, optimize), float32, notes
+    return accuracy.AccuracyJudge(split.judging, reference, policy, optimize), float32, notes
 
 
 def _record_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:

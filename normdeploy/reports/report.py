@@ -141,7 +141,7 @@ refer to the model before the conversion:
     to             "fp16" | "bf16"
     islands        float32 regions: op, module, tensor, reason, value (largest magnitude seen, or null), nodes (their
                    outputs), kind ("norm" | "statistics" | "constant" | "range" | "positions" | "angles" | "scales" |
-                   "logarithm" | "logits" | "no half form" | "control flow" | "as written")
+                   "logarithm" | "logits" | "no half form" | "control flow" | "as written" | "requested" | "metric")
     nodes, kept    number of floating-point nodes, and of those that stay float32
     casts          number of inserted Casts
     bytes          size of the weights before and after the conversion
@@ -150,6 +150,10 @@ refer to the model before the conversion:
     inputs, outputs
                    types by name
     notes
+    judging        number of samples on which the metrics were measured; 0 if no metric was requested
+    judged, exclusions, moved
+                   as in ``quantization``; the parts of an exclusion are blocks of nodes
+    errors         name of a block -> relative error with only this block in half precision
 
 ``parity`` has the fields of `normdeploy.verbs.verify.comparison_result.Comparison`, and these keys:
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...compare.metrics import Metric
-from ...compare.policy import parse_policy
+from ...compare.policy import Policy, parse_policy
 from ...errors import InputError
 from ...inputs.image_dataset import Preprocessing
 from ...norms.norm_table import STANDARD
@@ -24,7 +24,8 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
     """Read the user's samples for half precision before any work, so that a wrong file is reported early.
 
     Returns:
-        for each sample, input name -> array; None if there are no samples, or if the samples are for quantization.
+        for each sample, input name -> array; None if there are no samples, or if the samples are for quantization or
+        for metrics.
 
     Raises:
         InputError: a file can't be read, or samples or ``keep_io`` were given for a float32 file.
@@ -41,6 +42,9 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
             )
         return None
     if not calibrate:
+        return None
+    if options.metric:
+        # They are split into calibration samples and judging samples when the model's inputs are known.
         return None
     samples: list[Mapping[str, Any]] = []
     for item in calibrate:
@@ -63,10 +67,10 @@ def read_preprocessing_option(options: ConversionOptions) -> Preprocessing | Non
     """
     if options.preprocess is None:
         return None
-    if options.quantize is None or not options.calibrate:
+    if not options.calibrate or not (options.quantize or (options.precision and options.metric)):
         raise InputError(
-            "--preprocess prepares pictures for --quantize; pass --quantize, and the folder of pictures with"
-            " --calibrate"
+            "--preprocess prepares pictures for --quantize, or for --precision with --metric; pass one of these, and"
+            " the folder of pictures with --calibrate"
         )
     return resolve_preprocessing(options.preprocess, trust=bool(getattr(options, "trust", False)))
 
@@ -158,10 +162,12 @@ def parse_quantization_request(
     """
     runtime = select_target(options)
     if options.quantize is None:
-        if options.metric or options.calibration or options.dynamic or options.rotate or options.keep_float:
+        if options.calibration or options.dynamic or options.rotate:
+            raise InputError("calibration, dynamic and rotate need quantization; also pass quantize: int8, fp8 or int4")
+        if (options.metric or options.keep_float) and options.precision is None:
             raise InputError(
-                "metric, calibration, dynamic, rotate and keep_float need quantization; also pass quantize:"
-                " int8, fp8 or int4"
+                "metric and keep_float choose the layers of a quantized or half-precision file; also pass quantize"
+                " (int8, fp8, int4) or precision (fp16, bf16)"
             )
         return None
     if not options.calibrate and options.quantize != "int4" and not options.dynamic:
@@ -190,6 +196,26 @@ def parse_quantization_request(
     require_runtime_kernels(wish)
     require_half_support(wish)
     return wish
+
+
+def parse_half_policy(options: ConversionOptions, own: Callable[[str], Metric] | None = None) -> Policy:
+    """Validate the metrics of a half-precision file before any work.
+
+    Args:
+        own: function that imports the user's metric ``MODULE:FUNCTION``; None imports it if the user trusts code.
+
+    Returns:
+        the metrics; empty if none are requested, or if the file is not in half precision.
+
+    Raises:
+        InputError: the metric can't be read, or there are no samples.
+    """
+    if options.precision is None or not options.metric:
+        return Policy()
+    _require_metric_texts(options.metric)
+    if not options.calibrate:
+        raise InputError("a metric needs samples; pass --calibrate samples.npz")
+    return parse_policy(None, options.metric, own or metric_importer(trust=bool(getattr(options, "trust", False))))
 
 
 def _require_metric_texts(metric: object) -> None:

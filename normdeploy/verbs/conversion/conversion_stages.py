@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import onnx
 
+from ...compare.policy import Policy
 from ...errors import GraphError, InputError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
@@ -21,8 +22,10 @@ from ...model import InputSpec
 from ...option_values import TENSORRT
 from ...ort_sessions.session import open_session
 from ...precision import half_conversion as half
+from ...precision.half_blocks import find_requested_nodes
 from ...precision.tensor_ranges import serialize_for_session
 from ...quantization.half_evaluation import judge_half_file
+from ...quantization.measured_half import write_half_by_metric
 from ...quantization.quantization_request import QuantizationRequest
 from ...quantization.quantizer import quantize_model, recorded_or_declared_inputs
 from ...quantization.sample_split import SampleSplit, split_samples
@@ -44,6 +47,7 @@ from ..stage_progress import StageTimer, describe_loading
 from .certificate_file import describe_certified_file, require_certifiable
 from .conversion_request import (
     TargetForms,
+    parse_half_policy,
     parse_quantization_request,
     read_calibration_samples,
     read_preprocessing_option,
@@ -76,6 +80,8 @@ class Conversion:
     preprocessing: Preprocessing | None = field(init=False)
     # The user's samples for the calibration of half precision; None if samples are generated.
     samples: Sequence[Mapping[str, Any]] | None = field(init=False)
+    # Metrics that a half-precision file must reach; empty without metrics.
+    half_policy: Policy = field(init=False)
     proto: onnx.ModelProto = field(init=False)
     inputs: Sequence[InputSpec] = field(init=False)
     wanted: RewriteOptions = field(init=False)
@@ -249,6 +255,7 @@ def require_options(conversion: Conversion) -> None:
     conversion.wish = parse_quantization_request(options)
     conversion.preprocessing = read_preprocessing_option(options)
     conversion.samples = read_calibration_samples(options)
+    conversion.half_policy = parse_half_policy(options)
 
 
 def fuse_norms(conversion: Conversion) -> None:
@@ -363,22 +370,36 @@ def join_ops(conversion: Conversion) -> None:
 
 
 def lower_precision(conversion: Conversion) -> None:
-    """Convert the file to half precision.
+    """Convert the file to half precision. If metrics were requested, some blocks stay float32 to reach them.
 
     Raises:
-        InputError: the samples do not fit.
+        InputError: the samples do not fit, a layer that should stay float is unknown, or the metrics are not reached.
         GraphError: onnxruntime runs the float32 model, but not the half-precision file.
     """
     options = conversion.options
     assert options.precision is not None
-    conversion.proto, conversion.account = half.convert_to_half(
-        fill_shared_weights(conversion.proto),
+    before = fill_shared_weights(conversion.proto)
+    if conversion.half_policy and conversion.split is None:
+        conversion.split = split_samples(
+            options.calibrate, recorded_or_declared_inputs(before, conversion.inputs), conversion.preprocessing
+        )
+    plan = half.plan_half(
+        before,
         options.precision,
         conversion.samples if conversion.split is None else conversion.split.calibrating,
         inputs=conversion.inputs,
         keep_io=options.keep_io,
         progress=conversion.stages.progress,
     )
+    # In a quantized file, ``keep_float`` names layers that are not quantized. They may be half precision.
+    requested = {} if conversion.is_quantized() else find_requested_nodes(plan.view, options.keep_float)
+    if conversion.half_policy and conversion.split is not None:
+        judged = before if conversion.plain is None else fill_shared_weights(conversion.plain)
+        conversion.proto, conversion.account = write_half_by_metric(
+            plan, requested, judged, conversion.half_policy, conversion.split, conversion.stages.progress
+        )
+    else:
+        conversion.proto, conversion.account = half.write_half(plan, requested)
     conversion.inputs = half.recast_inputs(conversion.inputs, conversion.account)
     if conversion.ran and options.runtime not in TENSORRT:
         ort_loadability.require_runnable_half(conversion.proto, conversion.example_feeds(), options.precision)
@@ -386,11 +407,7 @@ def lower_precision(conversion: Conversion) -> None:
 
 
 def judge_half(conversion: Conversion) -> None:
-    """Compute the metrics of a quantized file again after its conversion to half precision.
-
-    Raises:
-        InputError: the half-precision file does not reach a metric.
-    """
+    """Compute the metrics of a quantized file again after its conversion to half precision."""
     assert conversion.plain is not None
     assert conversion.wish is not None
     assert conversion.quantization is not None
