@@ -7,18 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from .console_tables import Column, WordTable, make_table
-from .quantization_report import LayerExclusion, MetricReport, OutputDrift
-
-
-def format_metric(value: float) -> str:
-    """Write a metric with six digits, or its distance from 1 if these digits do not show it.
-
-    Returns:
-        text such as "0.9982" or "1 - 2.3e-07".
-    """
-    if 0 < 1 - value < 5e-6:
-        return f"1 - {1 - value:.2g}"
-    return f"{value:.6g}"
+from .quantization_report import LayerExclusion, MetricReport, OutputDrift, format_metric
 
 
 def metric_table(judged: Sequence[MetricReport], title: str) -> WordTable:

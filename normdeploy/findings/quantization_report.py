@@ -81,6 +81,17 @@ class MetricReport:
     samples: int = 0
 
 
+def format_metric(value: float) -> str:
+    """Write a metric with six digits, or its distance from 1 if these digits do not show it.
+
+    Returns:
+        text such as "0.9982" or "1 - 2.3e-07".
+    """
+    if 0 < 1 - value < 5e-6:
+        return f"1 - {1 - value:.2g}"
+    return f"{value:.6g}"
+
+
 @dataclass(frozen=True)
 class OutputDrift:
     """Difference of an output from the model's output, over all samples that were not used for calibration.

@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 import onnx
 
 from ..errors import InputError
-from ..findings.metric_tables import format_metric
-from ..findings.quantization_report import LayerExclusion, MetricReport
+from ..findings.quantization_report import LayerExclusion, MetricReport, format_metric
 from ..types import Arrays, Progress
 from . import accuracy
 

@@ -81,7 +81,7 @@ def test_nothing_goes_back_if_the_metric_is_reached_at_once() -> None:
 
 
 def test_a_metric_that_only_float32_reaches_is_an_error() -> None:
-    with pytest.raises(InputError, match="in half precision; the threshold is 1 - 1e-08|with every node in float32"):
+    with pytest.raises(InputError, match=r"in half precision; the threshold is 1 - 1e-08|every node in float32"):
         normdeploy.optimize(stack(named=True), precision="fp16", calibrate=SAMPLES, metric="cosine>=0.99999999")
 
 
@@ -109,5 +109,5 @@ def test_a_quantized_file_in_half_precision_keeps_the_coarse_layer_in_float32() 
 def test_the_options_need_samples_and_a_lower_type() -> None:
     with pytest.raises(InputError, match="a metric needs samples"):
         normdeploy.optimize(stack(named=True), precision="fp16", metric="cosine>=0.9")
-    with pytest.raises(InputError, match="also pass quantize .* or precision"):
+    with pytest.raises(InputError, match=r"also pass quantize .* or precision"):
         normdeploy.optimize(stack(named=True), keep_float=["net.layers.5"])
