@@ -49,7 +49,7 @@ def show_precision(console: Console, account: PrecisionReport) -> None:
         ran = "not calibrated"
     kept = f"{account.kept} of {account.nodes} floating-point nodes in float32, {account.casts} Casts"
     if account.judging:
-        ran += f", metrics on {account.judging} other samples"
+        ran += f", metrics on {account.judging} samples"
     console.print(Text(f"{account.to}: {kept}; weights {before} → {after}; {ran}"))
     for line in drift_lines(account.moved):
         console.print(line)

@@ -41,7 +41,7 @@ class ExclusionWords:
 
 
 LAYERS = ExclusionWords("layer", "quantized", "pass another --calibration")
-BLOCKS = ExclusionWords("block", "in half precision", "omit --precision")
+BLOCKS = ExclusionWords("block", "in half precision", "pass --keep-io, or omit --precision")
 
 
 @dataclass(frozen=True)

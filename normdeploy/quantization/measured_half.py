@@ -99,7 +99,7 @@ def write_half_by_metric(
         requested: index of a node -> its region, for nodes that stay float32 by the user's request.
         before: the float32 model, by which the metrics are measured.
         policy: metrics that the file must reach.
-        split: samples that choose the blocks, and samples on which the metrics are measured.
+        split: samples that rank the blocks, and samples on which the metrics are measured.
 
     Returns:
         the converted model, and a report with the metrics, the steps and the error of each block.
@@ -121,10 +121,15 @@ def write_half_by_metric(
     made, account = writer.write(selected.plans, selected.errors)
     finer = writer.divide_blocks(selected.plans)
     if len(finer.blocks) > len(blocks) - len(selected.plans):
-        trial = finer.select(before, judge, float32, choosing, progress)
-        smaller, account_of_trial = finer.write(trial.plans, trial.errors)
-        if _count_slow_nodes(account_of_trial) < _count_slow_nodes(account):
-            made, account, selected = smaller, account_of_trial, trial
+        try:
+            trial = finer.select(before, judge, float32, choosing, progress)
+        # All parts of the chosen blocks are needed in float32.
+        except InputError:
+            trial = None
+        if trial is not None:
+            smaller, account_of_trial = finer.write(trial.plans, trial.errors)
+            if _count_slow_nodes(account_of_trial) < _count_slow_nodes(account):
+                made, account, selected = smaller, account_of_trial, trial
     if account.kept == account.nodes:
         raise InputError(
             f"the metrics are reached only with every node in float32, so there is nothing in {form.name}; lower the"

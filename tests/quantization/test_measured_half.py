@@ -17,18 +17,20 @@ WIDTH = 16
 LAYERS = 8
 # The layer that adds 1000 and subtracts it again: float16 numbers near 1000 are 0.5 apart.
 COARSE = 5
+# A layer before it that does the same
+ALSO = 4
 RNG = np.random.default_rng(0)
 SAMPLES = [{"x": RNG.standard_normal((32, WIDTH)).astype(np.float32)} for _ in range(4)]
 OTHERS = {"x": RNG.standard_normal((64, WIDTH)).astype(np.float32)}
 
 
-def stack(*, named: bool) -> onnx.ModelProto:
-    """Layers of one matrix product each; with ``named``, each node has its module."""
+def stack(*, named: bool, coarse: tuple[int, ...] = (COARSE,)) -> onnx.ModelProto:
+    """Layers of one matrix product each; with ``named``, each node has its module. Coarse layers share a module."""
     body, before = [], "x"
     for k in range(LAYERS):
         after = f"h{k}"
         body.append(f"m{k} = MatMul({before}, w{k})")
-        if k == COARSE:
+        if k in coarse:
             body.append(f"a{k} = Add(m{k}, large) r{k} = Relu(a{k}) {after} = Sub(r{k}, large)")
         else:
             body.append(f"{after} = Tanh(m{k})")
@@ -43,6 +45,7 @@ def stack(*, named: bool) -> onnx.ModelProto:
     )
     for node in proto.graph.node if named else ():
         digits = "".join(c for c in node.output[0] if c.isdigit()) or str(LAYERS - 1)
+        digits = str(COARSE) if int(digits) in coarse else digits
         node.metadata_props.add(key="normdeploy.module", value=f"net.layers.{digits}")
     return proto
 
@@ -65,7 +68,7 @@ def test_only_the_coarse_layer_goes_back_to_float32(named: bool, to: str) -> Non
     assert {f"a{COARSE}", f"r{COARSE}", f"h{COARSE}"} <= set(region.nodes) <= {f"{c}{COARSE}" for c in "marh"}
     assert result.precision.casts == 2
     assert all(j.met for j in result.precision.judged)
-    assert result.precision.judging == 64
+    assert result.precision.judging == 128
     assert result.precision.exclusions
     # samples that chose nothing
     (right,) = run_onnxruntime(proto, OTHERS)
@@ -78,6 +81,15 @@ def test_nothing_goes_back_if_the_metric_is_reached_at_once() -> None:
     result = normdeploy.optimize(stack(named=True), precision="fp16", calibrate=SAMPLES, metric="cosine>=0.5")
     assert result.precision is not None
     assert (result.precision.kept, result.precision.errors, result.precision.exclusions) == (0, {}, ())
+
+
+def test_a_block_whose_parts_are_all_needed_stays_float32_as_a_whole() -> None:
+    proto = stack(named=True, coarse=(ALSO, COARSE))
+    result = normdeploy.optimize(proto, precision="fp16", calibrate=SAMPLES, keep_io=True, metric="cosine>=0.9999")
+    assert result.precision is not None
+    (region,) = result.precision.islands
+    assert {f"h{ALSO}", f"h{COARSE}"} <= set(region.nodes)
+    assert all(j.met for j in result.precision.judged)
 
 
 def test_a_metric_that_only_float32_reaches_is_an_error() -> None:

@@ -380,9 +380,10 @@ def lower_precision(conversion: Conversion) -> None:
     assert options.precision is not None
     before = fill_shared_weights(conversion.proto)
     if conversion.half_policy and conversion.split is None:
-        conversion.split = split_samples(
-            options.calibrate, recorded_or_declared_inputs(before, conversion.inputs), conversion.preprocessing
-        )
+        inputs = recorded_or_declared_inputs(before, conversion.inputs)
+        split = split_samples(options.calibrate, inputs, conversion.preprocessing)
+        # Half precision fits nothing to the calibration samples, so the file must reach the metrics on them too.
+        conversion.split = replace(split, judging=(*split.calibrating, *split.judging))
     plan = half.plan_half(
         before,
         options.precision,
