@@ -7,7 +7,7 @@ and the blocks with the largest errors go back to float32. Strongly typed Tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -72,14 +72,19 @@ class _BlockWriter:
         every = LoweredSelection(before, self.blocks, self.emulate, ())
         return exclude_parts(every, judge, float32, choosing, names, BLOCKS, progress)
 
-    def divide_blocks(self, chosen: Blocks) -> _BlockWriter:
-        """Build a writer whose blocks are the parts of the blocks that are not in ``chosen``.
+    def finer_writers(self, chosen: Blocks) -> Iterator[_BlockWriter]:
+        """Divide blocks into parts.
 
-        All other nodes are half precision.
+        Yields:
+            if some blocks are not in ``chosen``, a writer for the parts of these blocks, in whose files all other nodes
+            are half precision; and a writer for the parts of all blocks.
         """
-        places = sorted(i for name, block in self.blocks.items() if name not in chosen for i in block.places)
-        parts = split_at_heavy_nodes(self.plan.view, places)
-        return replace(self, blocks={block.name: block for block in parts})
+        left = {name: block for name, block in self.blocks.items() if name not in chosen}
+        for blocks in (left, self.blocks) if left else ():
+            places = sorted(i for block in blocks.values() for i in block.places)
+            parts = split_at_heavy_nodes(self.plan.view, places)
+            if len(parts) > len(blocks):
+                yield replace(self, blocks={block.name: block for block in parts})
 
 
 def write_half_by_metric(
@@ -92,8 +97,8 @@ def write_half_by_metric(
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
     """Write a planned model in half precision, with as few blocks in float32 as the metrics allow.
 
-    The blocks are modules. After whole modules were chosen, the smaller parts of these modules are tried, and are taken
-    if fewer nodes are then float32, counting Casts.
+    The blocks are modules. After whole modules were chosen, smaller parts of the chosen modules and of all modules are
+    tried, and are taken if fewer nodes are then float32, counting Casts.
 
     Args:
         requested: index of a node -> its region, for nodes that stay float32 by the user's request.
@@ -119,17 +124,15 @@ def write_half_by_metric(
     choosing = [round_half_inputs(sample, widest, form) for sample in split.calibrating]
     selected = writer.select(before, judge, float32, choosing, progress)
     made, account = writer.write(selected.plans, selected.errors)
-    finer = writer.divide_blocks(selected.plans)
-    if len(finer.blocks) > len(blocks) - len(selected.plans):
+    for finer in writer.finer_writers(selected.plans):
         try:
             trial = finer.select(before, judge, float32, choosing, progress)
-        # All parts of the chosen blocks are needed in float32.
+        # All these parts are needed in float32.
         except InputError:
-            trial = None
-        if trial is not None:
-            smaller, account_of_trial = finer.write(trial.plans, trial.errors)
-            if _count_slow_nodes(account_of_trial) < _count_slow_nodes(account):
-                made, account, selected = smaller, account_of_trial, trial
+            continue
+        smaller, account_of_trial = finer.write(trial.plans, trial.errors)
+        if _count_slow_nodes(account_of_trial) < _count_slow_nodes(account):
+            made, account, selected = smaller, account_of_trial, trial
     if account.kept == account.nodes:
         raise InputError(
             f"the metrics are reached only with every node in float32, so there is nothing in {form.name}; lower the"
