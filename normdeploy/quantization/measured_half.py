@@ -7,7 +7,7 @@ and the blocks with the largest errors go back to float32. Strongly typed Tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -29,62 +29,92 @@ from .sample_split import SampleSplit
 Blocks = Mapping[str, HalfBlock]
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """File that reaches the metrics."""
+
+    selected: LoweredSelection[HalfBlock]
+    proto: onnx.ModelProto
+    account: PrecisionReport
+
+    @property
+    def cost(self) -> int:
+        """Count the nodes that half precision does not make cheaper."""
+        return self.account.kept + self.account.casts
+
+
 @dataclass
-class _BlockWriter:
-    """Writer of the file for a choice of blocks.
+class _BlockSearch:
+    """Search for the blocks that become half precision.
 
     Attributes:
         requested: nodes that stay float32 by the user's request.
-        blocks: all blocks, by name.
+        before: the float32 model.
+        float32: outputs of ``before`` on the judging samples.
+        choosing: samples on which each block is measured alone.
     """
 
     plan: HalfPlan
     requested: Mapping[int, Float32Region]
-    blocks: Blocks
+    before: onnx.ModelProto
+    judge: accuracy.AccuracyJudge
+    float32: accuracy.Outputs
+    choosing: Sequence[Arrays]
+    progress: Progress | None
 
-    def write(self, chosen: Blocks, errors: Mapping[str, float]) -> tuple[onnx.ModelProto, PrecisionReport]:
-        """Write the file in which the blocks in ``chosen`` are half precision, and the other blocks are float32."""
-        left = [block for name, block in self.blocks.items() if name not in chosen]
-        return write_half(self.plan, {**block_regions(self.plan.view, left, errors), **self.requested})
-
-    def emulate(self, chosen: Blocks) -> onnx.ModelProto:
-        """Write the file of `write` for a run in float32, with each result rounded to its type."""
-        return emulate_half(self.write(chosen, {})[0])
-
-    def select(
-        self,
-        before: onnx.ModelProto,
-        judge: accuracy.AccuracyJudge,
-        float32: accuracy.Outputs,
-        choosing: Sequence[Arrays],
-        progress: Progress | None,
-    ) -> LoweredSelection[HalfBlock]:
-        """Select the blocks that become half precision.
-
-        Args:
-            float32: outputs of ``before`` on the judging samples.
-            choosing: samples on which each block is measured alone.
+    def try_blocks(self, blocks: Sequence[HalfBlock]) -> _Trial:
+        """Find the blocks that become half precision. Nodes outside the blocks are half precision.
 
         Raises:
-            InputError: no selection reaches the metrics.
+            InputError: no choice of blocks reaches the metrics.
         """
-        names = {name: name for name in self.blocks}
-        every = LoweredSelection(before, self.blocks, self.emulate, ())
-        return exclude_parts(every, judge, float32, choosing, names, BLOCKS, progress)
+        by_name = {block.name: block for block in blocks}
+        every = LoweredSelection(self.before, by_name, lambda chosen: self._emulate(by_name, chosen), ())
+        names = {name: name for name in by_name}
+        selected = exclude_parts(every, self.judge, self.float32, self.choosing, names, BLOCKS, self.progress)
+        return _Trial(selected, *self._write(by_name, selected.plans, selected.errors))
 
-    def finer_writers(self, chosen: Blocks) -> Iterator[_BlockWriter]:
-        """Divide blocks into parts.
+    def _write(
+        self, blocks: Blocks, chosen: Blocks, errors: Mapping[str, float]
+    ) -> tuple[onnx.ModelProto, PrecisionReport]:
+        left = [block for name, block in blocks.items() if name not in chosen]
+        return write_half(self.plan, {**block_regions(self.plan.view, left, errors), **self.requested})
 
-        Yields:
-            if some blocks are not in ``chosen``, a writer for the parts of these blocks, in whose files all other nodes
-            are half precision; and a writer for the parts of all blocks.
+    def _emulate(self, blocks: Blocks, chosen: Blocks) -> onnx.ModelProto:
+        return emulate_half(self._write(blocks, chosen, {})[0])
+
+    def find_cheapest(self, blocks: Sequence[HalfBlock]) -> _Trial:
+        """Try whole blocks, the parts of the blocks that stay float32, and the parts of all blocks.
+
+        Returns:
+            the trial with the fewest nodes in float32, counting Casts.
+
+        Raises:
+            InputError: no trial reaches the metrics. The message is that of the whole blocks.
         """
-        left = {name: block for name, block in self.blocks.items() if name not in chosen}
-        for blocks in (left, self.blocks) if left else ():
-            places = sorted(i for block in blocks.values() for i in block.places)
-            parts = split_at_heavy_nodes(self.plan.view, places)
-            if len(parts) > len(blocks):
-                yield replace(self, blocks={block.name: block for block in parts})
+        trials: list[_Trial] = []
+        failures: list[InputError] = []
+        candidates = [blocks, self._divide(blocks)]
+        while candidates:
+            tried = candidates.pop(0)
+            try:
+                trials.append(self.try_blocks(tried))
+            except InputError as error:
+                failures.append(error)
+                continue
+            if tried is blocks:
+                left = [block for block in blocks if block.name not in trials[0].selected.plans]
+                if not left:
+                    # The metrics are reached with all blocks in half precision.
+                    return trials[0]
+                if len(left) < len(blocks):
+                    candidates.append(self._divide(left))
+        if not trials:
+            raise failures[0]
+        return min(trials, key=lambda trial: trial.cost)
+
+    def _divide(self, blocks: Sequence[HalfBlock]) -> list[HalfBlock]:
+        return split_at_heavy_nodes(self.plan.view, sorted(i for block in blocks for i in block.places))
 
 
 def write_half_by_metric(
@@ -115,24 +145,15 @@ def write_half_by_metric(
         GraphError: a type in the result is not valid.
     """
     kept, _ = find_float32_regions(plan.view, plan.carried, plan.wide_inputs, requested)
-    blocks = {block.name: block for block in find_half_blocks(plan.view, kept)}
-    writer = _BlockWriter(plan, requested, blocks)
-    widest, _ = writer.write(blocks, {})
+    blocks = find_half_blocks(plan.view, kept)
+    widest, _ = write_half(plan, requested)
     form = plan.view.form
     judge, float32, notes = make_judge(before, policy, split, progress, optimize=False)
     judge.samples = [round_half_inputs(sample, widest, form) for sample in judge.samples]
     choosing = [round_half_inputs(sample, widest, form) for sample in split.calibrating]
-    selected = writer.select(before, judge, float32, choosing, progress)
-    made, account = writer.write(selected.plans, selected.errors)
-    for finer in writer.finer_writers(selected.plans):
-        try:
-            trial = finer.select(before, judge, float32, choosing, progress)
-        # All these parts are needed in float32.
-        except InputError:
-            continue
-        smaller, account_of_trial = finer.write(trial.plans, trial.errors)
-        if _count_slow_nodes(account_of_trial) < _count_slow_nodes(account):
-            made, account, selected = smaller, account_of_trial, trial
+    search = _BlockSearch(plan, requested, before, judge, float32, choosing, progress)
+    found = search.find_cheapest(blocks)
+    made, account, selected = found.proto, found.account, found.selected
     if account.kept == account.nodes:
         raise InputError(
             f"the metrics are reached only with every node in float32, so there is nothing in {form.name}; lower the"
@@ -148,8 +169,3 @@ def write_half_by_metric(
         notes=(*account.notes, *accuracy.few_sample_notes(selected.judged), *notes),
     )
     return made, account
-
-
-def _count_slow_nodes(account: PrecisionReport) -> int:
-    """Count the nodes that half precision does not make cheaper."""
-    return account.kept + account.casts
