@@ -77,8 +77,9 @@ class RoundingEffect:
     def find_beyond(self, find: Callable[[RunResult], _Difference | None]) -> _Difference | None:
         """Draw roundings until they explain a difference, or until `MOST_RUNS` draws do not explain it.
 
-        One draw comes first, because most differences need no more, and one run of a large model takes seconds. Then
-        the number of draws doubles.
+        No draw comes first, because the errors of ``beside`` often explain the difference, and one run of a large model
+        takes seconds. Then come one draw and more, whose number doubles. Draws only enlarge ``moved``, so a difference
+        that fewer draws explain is also explained by more.
 
         Args:
             find: finds a difference that is larger than ``moved`` explains.
@@ -87,10 +88,9 @@ class RoundingEffect:
             the unexplained difference, or None.
         """
         start = time.process_time()
-        self.draw(1)
         difference = find(self.moved)
         while difference is not None and self.draws < MOST_RUNS and time.process_time() - start < _MOST_SECONDS:
-            self.draw(min(self.draws, _DRAWS, MOST_RUNS - self.draws))
+            self.draw(min(max(1, self.draws), _DRAWS, MOST_RUNS - self.draws))
             difference = find(self.moved)
         return difference
 

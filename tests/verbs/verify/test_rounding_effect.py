@@ -52,8 +52,17 @@ def test_choices_that_few_draws_miss_are_explained_by_more_draws() -> None:
 
 def test_difference_that_one_draw_explains_needs_no_more_draws() -> None:
     effect = RoundingEffect(ranked(1), FEEDS, FLOAT32)
-    assert effect.find_beyond(lambda moved: None) is None
+    assert effect.find_beyond(lambda moved: None if any(map(np.any, moved.values())) else "a box") is None
     assert effect.draws == 1
+
+
+def test_difference_that_errors_of_eager_explain_needs_no_draw() -> None:
+    model = ranked(1)
+    (output,) = model.outputs
+    beside = {output: np.full((8, 1), 1.5, np.float32)}
+    effect = RoundingEffect(model, FEEDS, FLOAT32, beside)
+    assert effect.find_beyond(lambda moved: None if (moved[output] == 0.5).all() else "a box") is None
+    assert effect.draws == 0
 
 
 def test_choice_that_rounding_does_not_decide_stays_unexplained() -> None:
