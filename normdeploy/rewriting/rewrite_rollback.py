@@ -16,7 +16,7 @@ from ..findings.records import Finding, Summary
 from ..model import InputSpec
 from ..storage.onnx_files import iter_tensors
 from ..storage.weight_serialization import tensor_nbytes
-from .model_comparison import BaselineModel, ModelDifference
+from .model_comparison import BaselineModel, KnownRun, ModelDifference
 from .norm_optimizer import require_kept, undone_finding
 from .rewrite_ledger import RewriteStep
 
@@ -47,6 +47,7 @@ def roll_back_differences(
     *,
     strict: bool = False,
     loads: bool = True,
+    known: Sequence[KnownRun] = (),
 ) -> tuple[Made, list[str], bool]:
     """Omit the steps that cause a difference between the models.
 
@@ -59,6 +60,7 @@ def roll_back_differences(
         tidy: cleans up a result. If the cleanup causes a difference, the result stays without it.
         strict: raise an error if a step causes a difference.
         loads: True if the result has to run in onnxruntime whenever ``before`` does; False to only note a failure.
+        known: runs of the model in PyTorch, with which the result is compared first.
 
     Returns:
         ``made``, or the result without the omitted steps; notes; and True if the result ran in onnxruntime.
@@ -67,7 +69,7 @@ def roll_back_differences(
         ExportError: the result does not run or has other outputs, and no step causes this.
         CertificateError: a step causes a difference, with ``strict``.
     """
-    reference = BaselineModel(before, specs)
+    reference = BaselineModel(before, specs, known)
     if reference.failed is not None:
         return made, [f"the whole model was not compared: {reference.failed}"], False
     difference = reference.find_difference(made[0], gains=_may_gain_nan(made))

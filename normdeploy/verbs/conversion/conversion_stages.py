@@ -31,6 +31,7 @@ from ...quantization.quantizer import quantize_model, recorded_or_declared_input
 from ...quantization.sample_split import SampleSplit, split_samples
 from ...rewriting import norm_optimizer, rewrite_rollback
 from ...rewriting.certificate_document import certificate_bytes
+from ...rewriting.model_comparison import KnownRun
 from ...rewriting.rewrite_ledger import RewriteOptions, RewriteStep
 from ...rewriting.rewrite_records import RewriteRecorder
 from ...runtimes import ort_loadability
@@ -275,13 +276,17 @@ def fuse_norms(conversion: Conversion) -> None:
 
 
 def compare_models(
-    conversion: Conversion, tidy: Callable[[onnx.ModelProto], onnx.ModelProto], tidied: onnx.ModelProto
+    conversion: Conversion,
+    tidy: Callable[[onnx.ModelProto], onnx.ModelProto],
+    tidied: onnx.ModelProto,
+    known: Sequence[KnownRun] = (),
 ) -> onnx.ModelProto:
     """Compare the whole model before and after the rewrites, and undo the rewrites that change its outputs.
 
     Args:
         tidy: function that cleans up a model.
         tidied: result of ``tidy`` for the rewritten model.
+        known: runs of the model in PyTorch, with which the rewritten model is compared first.
 
     Returns:
         ``tidied``, or the model without the undone rewrites.
@@ -289,7 +294,7 @@ def compare_models(
     _, summary, taken = conversion.rewritten
     made = (tidied, summary, taken)
     (proto, conversion.summary, _), notes, conversion.ran = _compare_with_original(
-        conversion.before, conversion.inputs, conversion.wanted, made, conversion.options.strict, tidy
+        conversion.before, conversion.inputs, conversion.wanted, made, conversion.options.strict, tidy, known
     )
     conversion.notes += notes
     return proto
@@ -480,6 +485,7 @@ def _compare_with_original(
     made: rewrite_rollback.Made,
     strict: bool,
     tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
+    known: Sequence[KnownRun] = (),
 ) -> tuple[rewrite_rollback.Made, list[str], bool]:
     """Compare a rewritten model with the original by `rewrite_rollback.roll_back_differences`.
 
@@ -501,5 +507,12 @@ def _compare_with_original(
         return norm_optimizer.optimize_with_steps(model, replace(wanted, progress=None, undone=undone))
 
     return rewrite_rollback.roll_back_differences(
-        model, inputs, optimize_without_undone, made, tidy, strict=strict, loads=wanted.runtime not in TENSORRT
+        model,
+        inputs,
+        optimize_without_undone,
+        made,
+        tidy,
+        strict=strict,
+        loads=wanted.runtime not in TENSORRT,
+        known=known,
     )

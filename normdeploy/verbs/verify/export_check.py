@@ -21,6 +21,7 @@ from ...graphs.two_pass_group_norm import ONE_PASS, expand_group_norms
 from ...model import LoadedModel, ModelSignature
 from ...option_values import TENSORRT
 from ...rewriting import perturbed_model
+from ...rewriting.model_comparison import KnownRun
 from ...runtimes import RunResult
 from ...runtimes.rounding_noise import FLOAT32
 from ...runtimes.torch_runners import EagerRunner
@@ -41,11 +42,13 @@ class ReferenceRun:
 
     Attributes:
         sizes: description of the sizes.
+        known: the same run for the comparison of the rewritten model with the original one.
     """
 
     sizes: str
     feeds: Arrays
     outputs: RunResult
+    known: KnownRun
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,15 @@ def run_expected(model: LoadedModel) -> ExpectedOutputs:
             start = time.perf_counter()
             try:
                 feeds = model.samples(len(runs), sizes)
+                began = time.process_time()
                 outputs = runner.infer(feeds)
+                spent = time.process_time() - began
             except Exception as error:
                 # torch and the model may raise exceptions of any type. A model may not run at odd sizes.
                 reason = reason or f"PyTorch does not run it at {at}: {str(error) or type(error).__name__}"
                 continue
-            runs.append(ReferenceRun(at, feeds, outputs))
+            known = KnownRun(dict(sizes), feeds, list(outputs.values()), spent)
+            runs.append(ReferenceRun(at, feeds, outputs, known))
             seconds = time.perf_counter() - start
             if seconds > _MOST_SECONDS:
                 if len(runs) == 1:
@@ -105,6 +111,8 @@ def require_expected_outputs(
     wanted: ExpectedOutputs, proto: onnx.ModelProto, reload: Callable[[], LoadedModel], runtime: str
 ) -> list[str]:
     """Run the file in onnxruntime and compare it with PyTorch's outputs.
+
+    The file does not run again on inputs on which it ran in the comparison with the original model.
 
     Args:
         wanted: result of `run_expected`.
@@ -122,24 +130,28 @@ def require_expected_outputs(
         return [_unchecked_note(wanted.reason)]
     if not wanted.runs:
         return []
-    try:
-        file = perturbed_model.PerturbableModel(proto)
-    except Exception as error:
-        # onnxruntime's exceptions have no common base class.
-        return [_unchecked_note(f"onnxruntime can't load it: {perturbed_model.short_error_message(error)}")]
     notes = []
     model: LoadedModel | None = None
+    file: perturbed_model.PerturbableModel | None = None
     for run in wanted.runs:
-        try:
-            values = file.run_perturbed(run.feeds)
-        except Exception as error:
-            # onnxruntime's exceptions have no common base class.
-            notes.append(
-                _unchecked_note(
-                    f"onnxruntime does not run it at {run.sizes}: {perturbed_model.short_error_message(error)}"
+        if run.known.file is proto:
+            values = run.known.file_outputs
+        else:
+            try:
+                file = file or perturbed_model.PerturbableModel(proto)
+            except Exception as error:
+                # onnxruntime's exceptions have no common base class.
+                return [_unchecked_note(f"onnxruntime can't load it: {perturbed_model.short_error_message(error)}")]
+            try:
+                values = file.run_perturbed(run.feeds)
+            except Exception as error:
+                # onnxruntime's exceptions have no common base class.
+                notes.append(
+                    _unchecked_note(
+                        f"onnxruntime does not run it at {run.sizes}: {perturbed_model.short_error_message(error)}"
+                    )
                 )
-            )
-            continue
+                continue
         if len(values) != len(run.outputs):
             raise ExportError(
                 f"the file would have {len(values)} outputs, but the model has {len(run.outputs)}, so nothing"
