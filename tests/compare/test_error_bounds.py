@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.compare.error_bounds import MOST_RATIO, MOST_RUNS, RUNS, ErrorBounds
+from normdeploy.compare.error_bounds import DECIDING_RUNS, MOST_RATIO, MOST_RUNS, RUNS, ErrorBounds
 from normdeploy.compare.ulp_spacing import EAGER_MULTIPLE, float_spacing
 from normdeploy.loading import from_module
 from normdeploy.runtimes import RunResult
@@ -178,6 +178,45 @@ def test_more_roundings_are_tried_before_a_runtime_fails() -> None:
     never, asked = bounds([0.0])
     assert (np.array([0.5, 0.0]) > never.allowed_error("y", 1.0, np.array([0.5, 0.0]))).any()
     assert len(asked) >= MOST_RUNS
+
+
+def without_time(elements: int, fault: float = 0.0) -> tuple[int, int]:
+    """Count the elements that fail and the runs, if there is no time for draws.
+
+    The runtime is a correct evaluation whose errors are four times those of a run, as in a deep network of
+    convolutions. ``fault`` is added to its first element.
+    """
+    rng, runs = np.random.default_rng(7), list[int]()
+    reference = np.full(elements, 1000.0)
+
+    def rounded(seed: int) -> RunResult:
+        runs.append(seed)
+        return {"y": reference + np.random.default_rng([8, seed]).standard_normal(elements)}
+
+    eager = reference + 4 * rng.standard_normal(elements)
+    made = ErrorBounds({"y": reference}, {"y": eager.astype(np.float32)}, rounded, lambda: False)
+    error = np.abs(4 * rng.standard_normal(elements))
+    error[0] += fault
+    return int((error > made.allowed_error("y", made.eager_ratio("y"), error)).sum()), len(runs)
+
+
+def test_a_right_file_does_not_fail_because_few_roundings_were_small_at_an_element() -> None:
+    """With three runs, five of the elements exceed the bound."""
+    failing, runs = without_time(20_000)
+    assert failing == 0
+    assert RUNS < runs <= DECIDING_RUNS
+
+
+@pytest.mark.parametrize("fault", [150.0, 300.0, 3000.0])
+def test_a_fault_beyond_all_roundings_fails_without_time(fault: float) -> None:
+    """The largest error of a correct evaluation is 17 here, and no bound exceeds 4 · 8 · 4.5."""
+    failing, runs = without_time(20_000, fault)
+    assert failing >= 1
+    assert runs <= DECIDING_RUNS
+
+
+def test_a_gross_fault_takes_no_more_runs_than_any_element() -> None:
+    assert without_time(2, 3000.0) == (1, RUNS)
 
 
 def test_the_spacing_of_numbers() -> None:
