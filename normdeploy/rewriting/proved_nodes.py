@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -130,6 +131,13 @@ def _node_digest(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) 
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
         if (tensor := tensors.get(name)) is not None:
-            # 8-bit floats do not support the buffer protocol.
-            made.update(tensor.raw_data or tensor_array(tensor).tobytes())
+            made.update(tensor.raw_data or _elements_as_bytes(tensor_array(tensor)))
     return made.digest()
+
+
+def _elements_as_bytes(array: np.ndarray) -> bytes | memoryview:
+    """Return the elements in row-major order, without a copy if they are numbers in this order."""
+    if array.dtype.hasobject:
+        return array.tobytes()
+    # 8-bit floats do not support the buffer protocol, but bytes do.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -343,6 +343,72 @@ def difference(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     return "" if found is None else found.message
 
 
+# ------------------------------------------------------------------ PyTorch's outputs in place of the original model's
+
+SCALED = "n (float[2, 8] x) => (float[2, 8] y) { y = Mul(x, s) }"
+
+
+def scaled(factor: float) -> onnx.ModelProto:
+    return net(SCALED, {"s": np.full((2, 8), factor, np.float32)})
+
+
+def known_run(factor: float, seconds: float = 1.0) -> model_comparison.KnownRun:
+    """A run in PyTorch of a model that multiplies by ``factor``, which takes ``seconds``."""
+    x = np.random.default_rng(5).standard_normal((2, 8)).astype(np.float32)
+    return model_comparison.KnownRun({}, {"x": x}, [x * np.float32(factor)], seconds)
+
+
+def find_difference(
+    before: onnx.ModelProto, after: onnx.ModelProto, known: model_comparison.KnownRun
+) -> model_comparison.ModelDifference | None:
+    specs = model_comparison.comparison_input_specs(before)
+    return model_comparison.BaselineModel(before, specs, [known]).find_difference(after)
+
+
+def inputs_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Record the inputs of every run in onnxruntime."""
+    fed: list[np.ndarray] = []
+    run = perturbed_model.PerturbableModel.run_perturbed
+
+    def record(self: Any, feeds: Mapping[str, np.ndarray], *args: Any, **options: Any) -> list[Any]:
+        fed.append(feeds["x"])
+        return run(self, feeds, *args, **options)
+
+    monkeypatch.setattr(perturbed_model.PerturbableModel, "run_perturbed", record)
+    return fed
+
+
+def test_original_does_not_run_where_the_rewritten_model_has_pytorch_s_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, known, after = inputs_of_runs(monkeypatch), known_run(3.0), scaled(3.0)
+    assert find_difference(scaled(3.0), after, known) is None
+    assert sum(x is known.feeds["x"] for x in fed) == 1
+    assert known.file is after
+    np.testing.assert_allclose(known.file_outputs[0], known.outputs[0], rtol=1e-6)
+
+
+def test_wrong_rewrite_is_found_where_pytorch_ran() -> None:
+    known = known_run(3.0)
+    found = find_difference(scaled(3.0), scaled(3.001), known)
+    assert found is not None
+    assert "in the original model" in found.message
+    assert known.file_outputs
+
+
+def test_wrong_export_is_no_fault_of_the_rewrites() -> None:
+    """Both models differ from PyTorch, but not from each other. The check of export refuses the file later."""
+    assert find_difference(scaled(2.0), scaled(2.0), known_run(3.0)) is None
+
+
+def test_short_run_in_pytorch_replaces_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, known = inputs_of_runs(monkeypatch), known_run(3.0, seconds=0.0)
+    assert find_difference(scaled(3.0), scaled(3.0), known) is None
+    assert not any(x is known.feeds["x"] for x in fed)
+    assert known.file is None
+
+
+# ------------------------------------------------------------------ bounds
+
+
 def test_each_row_has_a_bound_of_its_own() -> None:
     """The first row is of the size of 1e6: relative to that, an error of 1e-3 in the second would be rounding."""
     scale = np.array([[1e6], [1.0]], np.float32)
