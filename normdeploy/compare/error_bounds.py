@@ -19,8 +19,8 @@ The second reason decides how many runs are made if the time is over. In a deep 
 thousands of products one after another, so the errors of a correct evaluation are about 4 times those of a run. Let all
 of them be normal. An element then fails if 4·|z| > 4 · max(8 · max|zₖ|, 4·|y|) for n runs zₖ and eager's error 4·y. The
 chance is about 0.15 · E (0.1·|z|)ⁿ: 2e-4 for n = 3, which is one of some thousand logits, and 2e-9 for n = 12. So up to
-`DECIDING_RUNS` runs are made whatever the time, but only if they can decide: if all errors are within the bound that the
-largest spread of the output would give. A larger error fails at once.
+`DECIDING_RUNS` runs are made whatever the time, but only if they can decide: if all errors are within the bound that
+the largest spread of the output would give. A larger error fails at once.
 """
 
 from __future__ import annotations

@@ -231,9 +231,7 @@ class BaselineModel:
         notes: sizes that were left out, for the report.
     """
 
-    def __init__(
-        self, before: onnx.ModelProto, specs: Sequence[InputSpec], known: Sequence[KnownRun] = ()
-    ) -> None:
+    def __init__(self, before: onnx.ModelProto, specs: Sequence[InputSpec], known: Sequence[KnownRun] = ()) -> None:
         """Load the model and run it at each size.
 
         Args:
