@@ -99,27 +99,6 @@ def test_a_translation_that_is_right_at_the_smallest_size_alone_is_an_error() ->
         normdeploy.export(Centered().eval(), X, inputs=["x[batch,8]"], custom_translation_table=table)
 
 
-class SlowlyCentered(torch.nn.Module):
-    """A model that runs for more than 0.1 s, so that its run in PyTorch replaces a run of the original file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(1024, 1024) / 32)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = self.weight * x[:, :1, None]
-        for _ in range(6):
-            h = torch.tanh(h @ self.weight)
-        return torch.ops.normdeploy_tests.center(x), h.mean((1, 2))
-
-
-@pytest.mark.parametrize(("function", "size"), [(half_in_onnx, 1), (right_for_one_row_in_onnx, 3)])
-def test_a_wrong_translation_in_a_slow_model_is_an_error(function: Any, size: int) -> None:
-    table = {"normdeploy_tests::center": function}
-    with pytest.raises(ExportError, match=f"nothing was written. Run in onnxruntime and in PyTorch .* at batch={size}"):
-        normdeploy.export(SlowlyCentered().eval(), X, inputs=["x[batch,8]"], custom_translation_table=table)
-
-
 def test_without_the_check_a_wrong_translation_is_written(tmp_path: Path) -> None:
     table = {"normdeploy_tests::center": half_in_onnx}
     normdeploy.export(Centered().eval(), X, output=tmp_path / "m.onnx", custom_translation_table=table, check=False)
