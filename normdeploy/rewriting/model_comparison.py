@@ -183,7 +183,8 @@ class BaselineRun:
         draws: number of perturbed runs so far.
         kind: kind of special inputs, for messages; "" for ordinary ones.
         move_inputs: True if the inputs are perturbed too.
-        known: run in PyTorch that provides ``outputs`` until the original model has run; None if it has run.
+        known: run in PyTorch on the same inputs; None if there is none.
+        has_run: False if ``outputs`` are PyTorch's, because the original model has not run yet.
     """
 
     sizes: dict[str, int]
@@ -194,6 +195,7 @@ class BaselineRun:
     kind: str = ""
     move_inputs: bool = True
     known: KnownRun | None = None
+    has_run: bool = True
 
     @property
     def size_clause(self) -> str:
@@ -237,10 +239,11 @@ class BaselineModel:
         Args:
             before: the original model.
             specs: specs of its inputs. If their names differ from the names in the file, the file's specs are used.
-            known: runs of the same model in PyTorch. The long ones replace runs of ``before`` at the same sizes.
+            known: runs of the same model in PyTorch. The long ones replace runs of ``before`` at the same sizes, except
+                the first run, whose time decides which sizes are compared.
         """
         self.specs = specs
-        # A short run is not worth replacing, and its time in PyTorch does not predict the time in onnxruntime.
+        # A short run is not worth replacing.
         self._known = [run for run in known if run.seconds >= _QUICK]
         self.notes: list[str] = []
         self.failed: str | None = None
@@ -280,17 +283,17 @@ class BaselineModel:
                 continue
             needed = _RUNS * _estimate_seconds(paces, elements)
             known = self._known_at(sizes)
-            if known is not None:
-                paces.append((elements, known.seconds))
+            if known is not None and paces:
                 still = [_zero_movement(value) for value in known.outputs]
-                self._seen.append(BaselineRun(dict(sizes), known.feeds, known.outputs, still, known=known))
-                if not paces[:-1] or _SECONDS - spent > 2 * needed:
-                    spent += self._run_at_thresholds(sizes, number, budget=_SECONDS - spent, pace=known.seconds)
+                seen = BaselineRun(dict(sizes), known.feeds, known.outputs, still, known=known, has_run=False)
+                self._seen.append(seen)
+                if _SECONDS - spent > 2 * needed:
+                    spent += self._run_at_thresholds(sizes, number, budget=_SECONDS - spent, pace=needed / _RUNS)
                 continue
             try:
                 if elements > _LARGEST or spent + needed > _SECONDS:
                     raise _TimeExceeded
-                feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
+                feeds = self._draw_feeds(number, sizes) if known is None else known.feeds
                 outputs, seconds = self._run_timed(feeds, max(_LATER, 4 * needed) if paces else PATIENCE)
                 # The first run of a session takes longer.
                 if not paces and (seconds < _QUICK or self._may_draw):
@@ -313,7 +316,8 @@ class BaselineModel:
                 raise _NotComparable("the model draws random numbers: two runs of it differ")
             spent += needed
             paces.append((elements, seconds))
-            self._seen.append(BaselineRun(dict(sizes), feeds, outputs, [_zero_movement(value) for value in outputs]))
+            still = [_zero_movement(value) for value in outputs]
+            self._seen.append(BaselineRun(dict(sizes), feeds, outputs, still, known=known))
             if not paces[:-1] or _SECONDS - spent > 2 * needed:
                 spent += self._run_at_thresholds(sizes, number, budget=_SECONDS - spent, pace=seconds)
         if not self._seen:
@@ -321,6 +325,9 @@ class BaselineModel:
         if missing:
             compared = "; ".join(dict.fromkeys(_describe_sizes(s.sizes) for s in self._seen))
             self.notes.append(f"the whole model was compared at {compared}, but not at {'; '.join(missing)}")
+
+    def _draw_feeds(self, number: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        return {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
 
     def _known_at(self, sizes: Mapping[str, int]) -> KnownRun | None:
         """Return the run in PyTorch at ``sizes``; None if there is none, or if the model may draw random numbers."""
@@ -456,9 +463,12 @@ class BaselineModel:
             return ModelDifference(message, seen.sizes, True)
         if seen.known is not None:
             seen.known.file, seen.known.file_outputs = after, outputs
-            # An output that PyTorch confirms is right, whatever the original model computes.
-            if self.compare_outputs(seen, outputs) is None or not self._run_original(seen):
-                return None
+        # An output that PyTorch confirms is right, whatever the original model computes.
+        is_array = all(isinstance(value, np.ndarray) for value in outputs)
+        if not seen.has_run and is_array and self.compare_outputs(seen, outputs) is None:
+            return None
+        if not self._run_original(seen):
+            return None
         if gains:
             outputs = [_drop_gained_numbers(old, new) for old, new in zip(seen.outputs, outputs, strict=True)]
         apart: str | None = None
@@ -475,7 +485,7 @@ class BaselineModel:
         Returns:
             False if it does not run, so that nothing can be compared at these sizes.
         """
-        if seen.known is None:
+        if seen.has_run:
             return True
         try:
             seen.outputs = self._model.run_perturbed(seen.feeds)
@@ -487,7 +497,7 @@ class BaselineModel:
             )
             return False
         seen.moved = [_zero_movement(value) for value in seen.outputs]
-        seen.known = None
+        seen.has_run = True
         return True
 
     def _perturb_baseline(self, seen: BaselineRun, draws: int) -> None:

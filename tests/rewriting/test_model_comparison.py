@@ -345,24 +345,24 @@ def difference(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
 
 # ------------------------------------------------------------------ PyTorch's outputs in place of the original model's
 
-SCALED = "n (float[2, 8] x) => (float[2, 8] y) { y = Mul(x, s) }"
+SCALED = "n (float[batch, 8] x) => (float[batch, 8] y) { y = Mul(x, s) }"
 
 
 def scaled(factor: float) -> onnx.ModelProto:
-    return net(SCALED, {"s": np.full((2, 8), factor, np.float32)})
+    return net(SCALED, {"s": np.full(8, factor, np.float32)})
 
 
-def known_run(factor: float, seconds: float = 1.0) -> model_comparison.KnownRun:
+def known_run(batch: int, factor: float, seconds: float = 1.0) -> model_comparison.KnownRun:
     """A run in PyTorch of a model that multiplies by ``factor``, which takes ``seconds``."""
-    x = np.random.default_rng(5).standard_normal((2, 8)).astype(np.float32)
-    return model_comparison.KnownRun({}, {"x": x}, [x * np.float32(factor)], seconds)
+    x = np.random.default_rng(5).standard_normal((batch, 8)).astype(np.float32)
+    return model_comparison.KnownRun({"batch": batch}, {"x": x}, [x * np.float32(factor)], seconds)
 
 
 def find_difference(
-    before: onnx.ModelProto, after: onnx.ModelProto, known: model_comparison.KnownRun
+    before: onnx.ModelProto, after: onnx.ModelProto, *known: model_comparison.KnownRun
 ) -> model_comparison.ModelDifference | None:
     specs = model_comparison.comparison_input_specs(before)
-    return model_comparison.BaselineModel(before, specs, [known]).find_difference(after)
+    return model_comparison.BaselineModel(before, specs, known).find_difference(after)
 
 
 def inputs_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
@@ -379,28 +379,36 @@ def inputs_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 
 def test_original_does_not_run_where_the_rewritten_model_has_pytorch_s_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed, known, after = inputs_of_runs(monkeypatch), known_run(3.0), scaled(3.0)
-    assert find_difference(scaled(3.0), after, known) is None
-    assert sum(x is known.feeds["x"] for x in fed) == 1
-    assert known.file is after
-    np.testing.assert_allclose(known.file_outputs[0], known.outputs[0], rtol=1e-6)
+    fed, first, last, after = inputs_of_runs(monkeypatch), known_run(1, 3.0), known_run(33, 3.0), scaled(3.0)
+    assert find_difference(scaled(3.0), after, first, last) is None
+    # The original runs at the first sizes, because its time decides which sizes are compared.
+    assert sum(x is first.feeds["x"] for x in fed) > 1
+    assert sum(x is last.feeds["x"] for x in fed) == 1
+    for known in (first, last):
+        assert known.file is after
+        np.testing.assert_allclose(known.file_outputs[0], known.outputs[0], rtol=1e-6)
 
 
-def test_wrong_rewrite_is_found_where_pytorch_ran() -> None:
-    known = known_run(3.0)
-    found = find_difference(scaled(3.0), scaled(3.001), known)
+def test_wrong_rewrite_at_the_largest_size_is_found_where_pytorch_ran() -> None:
+    text = "n (float[batch, 8] x) => (float[batch, 8] y) { f = Shape <start = 0, end = 1> (x) g = Greater(f, n) "
+    after = net(text + "c = Cast <to = 1> (g) d = Mul(c, e) t = Add(s, d) y = Mul(x, t) }", WRONG_ABOVE_20)
+    known = known_run(33, 3.0)
+    found = find_difference(scaled(3.0), after, known)
     assert found is not None
+    assert found.sizes == {"batch": 33}
     assert "in the original model" in found.message
-    assert known.file_outputs
+
+
+WRONG_ABOVE_20 = {"n": np.array([20]), "e": np.float32([0.01]), "s": np.full(8, 3, np.float32)}
 
 
 def test_wrong_export_is_no_fault_of_the_rewrites() -> None:
     """Both models differ from PyTorch, but not from each other. The check of export refuses the file later."""
-    assert find_difference(scaled(2.0), scaled(2.0), known_run(3.0)) is None
+    assert find_difference(scaled(2.0), scaled(2.0), known_run(1, 3.0), known_run(33, 3.0)) is None
 
 
 def test_short_run_in_pytorch_replaces_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed, known = inputs_of_runs(monkeypatch), known_run(3.0, seconds=0.0)
+    fed, known = inputs_of_runs(monkeypatch), known_run(33, 3.0, seconds=0.0)
     assert find_difference(scaled(3.0), scaled(3.0), known) is None
     assert not any(x is known.feeds["x"] for x in fed)
     assert known.file is None
