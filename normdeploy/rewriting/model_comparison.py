@@ -185,6 +185,7 @@ class BaselineRun:
         move_inputs: True if the inputs are perturbed too.
         known: run in PyTorch on the same inputs; None if there is none.
         has_run: False if ``outputs`` are PyTorch's, because the original model has not run yet.
+        may_run: False if a run of the original model would take too long.
     """
 
     sizes: dict[str, int]
@@ -196,6 +197,7 @@ class BaselineRun:
     move_inputs: bool = True
     known: KnownRun | None = None
     has_run: bool = True
+    may_run: bool = True
 
     @property
     def size_clause(self) -> str:
@@ -286,6 +288,7 @@ class BaselineModel:
             if known is not None and paces:
                 still = [_zero_movement(value) for value in known.outputs]
                 seen = BaselineRun(dict(sizes), known.feeds, known.outputs, still, known=known, has_run=False)
+                seen.may_run = elements <= _LARGEST and spent + needed <= _SECONDS
                 self._seen.append(seen)
                 if _SECONDS - spent > 2 * needed:
                     spent += self._run_at_thresholds(sizes, number, budget=_SECONDS - spent, pace=needed / _RUNS)
@@ -487,6 +490,12 @@ class BaselineModel:
         """
         if seen.has_run:
             return True
+        if not seen.may_run:
+            self._add_note(
+                f"the whole model was not compared at {_describe_sizes(seen.sizes)}: it would take too long, and"
+                " rounding alone does not explain the difference from PyTorch without more runs"
+            )
+            return False
         try:
             seen.outputs = self._model.run_perturbed(seen.feeds)
         except Exception as e:
