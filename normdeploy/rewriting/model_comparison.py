@@ -257,9 +257,9 @@ class BaselineModel:
             if {s.name for s in bare} != {s.name for s in specs}:
                 self.specs = bare
                 self._known = []
-            known = infer_types(before)
-            self._shapes = {name: dims for name, (_, dims) in known.items() if dims is not None}
-            floating = {name: kind for name, (kind, _) in known.items() if kind is not None and kind in FLOATING}
+            types = infer_types(before)
+            self._shapes = {name: dims for name, (_, dims) in types.items() if dims is not None}
+            floating = {name: kind for name, (kind, _) in types.items() if kind is not None and kind in FLOATING}
             self._model = PerturbableModel(before, floating=floating)
             self._may_draw = may_draw(before)
             self._edges = find_thresholds(before)
