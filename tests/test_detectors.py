@@ -1,4 +1,4 @@
-"""A detector like YOLO, with the suppression of boxes in the file: export and verify, at sizes that are multiples of 8."""
+"""A detector like YOLO, with the suppression of boxes in the file, at sizes that are multiples of 8."""
 
 from __future__ import annotations
 
