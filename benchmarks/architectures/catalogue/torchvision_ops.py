@@ -28,10 +28,10 @@ _CHUNK = 1 << 24
 
 
 def declare_torchvision() -> None:
-    """Declare the ops ``nms``, ``qnms`` and ``roi_align`` of torchvision, unless its compiled library loads.
+    """Declare the ops ``nms``, ``qnms`` and ``roi_align`` of torchvision, as far as they are missing.
 
-    The declarations must precede the import of torchvision, which describes the sizes of their results. Without an
-    installed torchvision, they are described here.
+    The declarations must precede the import of torchvision, which describes the sizes of the results of ``nms`` and
+    ``qnms``. A torchvision whose compiled library loads must be imported before, because an op can't be declared twice.
     """
     if _KEPT:
         return
