@@ -73,6 +73,7 @@ class Row:
         automatic: True if the model was made automatically. Such rows have no ``optimize`` and no ``build``.
         unmade: reason why no model was made, or why no inputs were found.
         fixed: errors of both exporters with dynamic dims, if the row was measured with fixed sizes.
+        whole: errors of both exporters for the whole model, if the row was measured for a part of it.
         model: class of the model, and ``inputs`` in the notation of ``--input``, of an automatic row.
     """
 
@@ -100,6 +101,7 @@ class Row:
     automatic: bool = False
     unmade: str = ""
     fixed: str = ""
+    whole: str = ""
     model: str = ""
     inputs: list[str] = field(default_factory=list)
 
@@ -165,7 +167,8 @@ def warm_up(architecture: Architecture, folder: Path) -> None:
 def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Callable[[Row], None]) -> Row:
     """Measure an automatic architecture: exports by both exporters, and a short ``verify``.
 
-    If both exporters refuse the dynamic dims, both export with fixed sizes.
+    If both exporters refuse the whole model, both export the part that the catalogue states. If they refuse the dynamic
+    dims, both export with fixed sizes.
     """
     row.automatic = True
     try:
@@ -173,13 +176,13 @@ def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Call
     except UnmakeableError as error:
         row.unmade = str(error)
         return row
-    module = architecture.build()
-    row.model = type(module).__name__
-    row.inputs = list(architecture.inputs)
     files = {name: folder / f"{name}.onnx" for name in ("plain", "ours")}
-    row.modules = _norm_calls(module, samples.draw(architecture))
-    save(row)
-    result = _exports(row, module, architecture, files, pairs=PAIRS, usual=(0.0, AGAIN_AUTOMATIC))
+    module, result = _export_automatic(row, architecture, files, save)
+    if row.plain and row.export and architecture.part is not None:
+        row.whole = f"plain: {row.plain} ours: {row.export}"
+        row.plain = row.export = ""
+        architecture = architecture.part
+        module, result = _export_automatic(row, architecture, files, save)
     if row.plain and row.export and architecture.sizes:
         row.fixed = f"plain: {row.plain} ours: {row.export}"
         row.plain = row.export = ""
@@ -197,6 +200,18 @@ def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Call
     if row.verify != "passes" and not row.plain:
         row.plain_verify = verdict(module, files["plain"], specs)
     return row
+
+
+def _export_automatic(
+    row: Row, architecture: Architecture, files: Mapping[str, Path], save: Callable[[Row], None]
+) -> tuple[nn.Module, ExportResult | None]:
+    """Build an architecture, count its norms, and export it with both exporters."""
+    module = architecture.build()
+    row.model = type(module).__name__
+    row.inputs = list(architecture.inputs)
+    row.modules = _norm_calls(module, samples.draw(architecture))
+    save(row)
+    return module, _exports(row, module, architecture, files, pairs=PAIRS, usual=(0.0, AGAIN_AUTOMATIC))
 
 
 def _specs(architecture: Architecture) -> dict[str, Any]:

@@ -33,7 +33,8 @@ recognition, and how many of them no finding explains. Seconds: processor time; 
 Automatic rows are shrunk and given inputs by rules (`benchmarks/architectures/shrinking.py`). They have one export by
 each exporter (two if the ratio is above 1.3)
 and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
-refuse the dynamic dims, the row is measured with fixed sizes.
+refuse the dynamic dims, the row is measured with fixed sizes. If both refuse a whole detector, the row is measured for
+its part before the suppression of boxes ("a part").
 
 Each row keeps the result of the version that measured it. The hand-made rows are of 2026-11-23, except for those that
 failed then: BEiT, Swin, Wav2Vec2 Conformer, MaxViT, EnCodec, ViLT, Twins, Hiera, Nyströmformer, Mixtral, Mamba,
@@ -130,7 +131,7 @@ def automatic_line(row: Json) -> str:
     cells = (
         row["name"],
         row["model"],
-        "fixed" if row["fixed"] else "dynamic",
+        _describe_sizes(row),
         *("exports" if done[side] else "fails" if row[side] or ended else "" for side in ("plain", "export")),
         str(sum(row["modules"].values())),
         norms if done["export"] else "",
@@ -141,6 +142,11 @@ def automatic_line(row: Json) -> str:
         f"{row['ratio']:.2f}" if row["ratio"] else "",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _describe_sizes(row: Json) -> str:
+    sizes = "fixed" if row["fixed"] else "dynamic"
+    return f"{sizes}, a part" if row.get("whole") else sizes
 
 
 def any_line(row: Json) -> str:
@@ -238,6 +244,7 @@ def _hand_made_summary(rows: Sequence[Json]) -> str:
 
 # Groups of errors: part of the text -> cause. The first part that is in the text holds.
 CAUSES = (
+    ("non-maximum suppression", "torch.export: non-maximum suppression (pytorch/pytorch#146152)"),
     ("vmap", "torch.export: vmap of a mask is in the traced program"),
     ("data-dependent", "torch.export: control flow or a size depends on data"),
     ("is required but", "the model needs a library that is not installed"),
@@ -253,7 +260,6 @@ CAUSES = (
     ("Pad_Fusion", "onnxruntime: Pad_Fusion, of microsoft/onnxruntime#18136 (as onnxsim/onnxsim#290)"),
     ("only 4D query", "torch.onnx: attention of tensors that do not have four dims"),
     ("and its trace differ", "the model's code differs from its trace"),
-    ("boxes.numel()", "torch.export: non-maximum suppression (pytorch/pytorch#146152)"),
     ("Could not guard", "torch.export: control flow or a size depends on data"),
     ("Eq(u", "torch.export: control flow or a size depends on data"),
     ("onstraints violated", "torch.export: the model fixes a dim that should be dynamic"),
@@ -300,6 +306,7 @@ def page(rows: Sequence[Json]) -> str:
     automatic = [r for r in rows if r.get("automatic")]
     faults = [(r["name"], fault) for r in rows for fault in wrong(r)]
     both = [(r["name"], r["plain"]) for r in rows if r["plain"] and r["export"]]
+    both += [(r["name"], r["whole"]) for r in rows if r.get("whole")]
     alone = [(r["name"], r["plain"]) for r in rows if r["plain"] and not r["export"]]
     checked = [
         (r["name"], f"verify: {r['verify']}. The plain file: {r['plain_verify']}")

@@ -15,7 +15,8 @@ from torch import nn
 
 from models import minilm
 
-from ..architectures.catalogue.building import declare_torchvision, randomised, timm, torchvision, transformers
+from ..architectures.catalogue.building import randomised, timm, torchvision, transformers
+from ..architectures.catalogue.torchvision_ops import declare_torchvision
 
 BATCHES = (1, 8)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from types import FrameType
 
 import torch
@@ -102,19 +103,28 @@ def _describe_part_before(module: nn.Module, error: Exception) -> str:
         if id(frame.f_locals.get("self")) in names
     ]
     failed = callers[-1] if callers else ""
-    parts: list[str] = []
-    for name, part in module.named_children():
-        if failed == name or failed.startswith(f"{name}."):
-            inner = part.named_children()
-            parts += [f"{name}.{child}" for child, child_part in inner if any(True for _ in child_part.parameters())]
-            break
-        if any(True for _ in part.parameters()):
-            parts.append(name)
+    parts = list(_iter_earlier_parts(module, failed))
     if not parts:
         return ""
     if takes_image_list(module):
         return f", from {parts[0]} to {parts[-1]}: --part {parts[0]}{SEPARATOR}{parts[-1]}"
     return f", which ends with {parts[-1]}: --part {SEPARATOR}{parts[-1]}"
+
+
+def _iter_earlier_parts(module: nn.Module, failed: str, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of the modules with parameters that are registered before a module that failed, and its parts.
+
+    Args:
+        failed: path of the module; "" for the model itself.
+        prefix: path of ``module`` with a dot; "" for the model itself.
+    """
+    for name, part in module.named_children():
+        path = f"{prefix}{name}"
+        if f"{failed}.".startswith(f"{path}."):
+            yield from _iter_earlier_parts(part, failed, f"{path}.")
+            return
+        if any(True for _ in part.parameters()):
+            yield path
 
 
 def refuse_integer_modules(module: nn.Module) -> None:

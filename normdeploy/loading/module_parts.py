@@ -4,8 +4,8 @@
     backbone..rpn.head  from the inputs of ``backbone`` to the outputs of ``rpn.head``
     ..head              from the inputs of the model to the outputs of ``head``
 
-A detector of torchvision contains non-maximum suppression, which no trace can contain: the number of boxes depends on
-values. The part before the suppression is ``backbone..head``. The code between the two modules belongs to the part.
+A detector of torchvision calls ``batched_nms``, which no trace can contain: it branches on the number of boxes, which
+depends on values. The part before it is ``backbone..head``. The code between the two modules belongs to the part.
 
 The inputs of a module are recorded while the whole model runs on an example. The model then stops at the module, so the
 code after the module does not run. Two examples with different batch sizes show which axes depend on the batch. The
@@ -99,8 +99,9 @@ def require_chosen_part(module: nn.Module) -> None:
         return
     last = next((name for name in _DETECTION_HEADS if name in dict(module.named_modules())), "backbone")
     raise InputError(
-        f"{type(module).__name__} takes a list of images and suppresses boxes, which no file can do: run both in your"
-        f" program, and export the part between them with --part backbone{SEPARATOR}{last}"
+        f"{type(module).__name__} takes a list of images, and torch.export can't trace its suppression of boxes, which"
+        " branches on the number of boxes (batched_nms in torchvision/ops/boxes.py): run both in your program, and"
+        f" export the part between them with --part backbone{SEPARATOR}{last}"
     )
 
 

@@ -181,9 +181,25 @@ class OneStage(nn.Module):
         return batched_nms(boxes, boxes.amax(-1))
 
 
+class Wrapped(nn.Module):
+    """Detector inside another module. Its modules after the suppression are no parts before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = TwoStages()
+        self.after = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.model(x))
+
+
 @pytest.mark.parametrize(
     ("detector", "parts"),
-    [(OneStage, "head: --part ..head"), (TwoStages, "rpn.head: --part ..rpn.head")],
+    [
+        (OneStage, "head: --part ..head"),
+        (TwoStages, "rpn.head: --part ..rpn.head"),
+        (Wrapped, "model.rpn.head: --part ..model.rpn.head"),
+    ],
 )
 def test_export_suppression_of_boxes_names_the_parts_before_it(detector: type[nn.Module], parts: str) -> None:
     with pytest.raises(ExportError) as raised:

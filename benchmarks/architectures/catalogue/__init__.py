@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .automatic import AUTOMATIC, LEFT_OUT, Automatic
-from .building import Architecture, declare_torchvision, made, randomised
+from .building import Architecture, made, randomised
 from .diffusion import DIFFUSION
 from .pictures import PICTURES
 from .seen_and_heard import SEEN_AND_HEARD
 from .text import TEXT
+from .torchvision_ops import declare_torchvision
 
 __all__ = [
     "ARCHITECTURES",

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from . import samples
-from .building import Architecture, declare_torchvision, randomised
+from .building import Architecture, randomised
+from .torchvision_ops import declare_torchvision
 
 NAMES = Path(__file__).with_name("automatic_names.json")
 # Number of pairs of a config and a class that are tried for a model type
@@ -73,11 +74,13 @@ class Candidate:
     Attributes:
         inputs: specifications as for normdeploy's ``--input``.
         ranges: dim -> min:opt:max, for dims that ``SIZES`` does not name.
+        part: part of the model that is measured if both exporters refuse the whole model.
     """
 
     module: nn.Module
     inputs: tuple[str, ...]
     ranges: dict[str, str]
+    part: Candidate | None = None
 
 
 @dataclass(frozen=True)
@@ -93,19 +96,25 @@ def _first_that_runs(automatic: Automatic, candidates: Iterable[Candidate | Refu
         if isinstance(candidate, Refused):
             reasons.append(candidate.reason)
             continue
-        module = randomised(candidate.module)
-        architecture = Architecture(
-            automatic.name, automatic.library, lambda m=module: m, candidate.inputs, ranges=candidate.ranges
-        )
+        architecture = _describe_candidate(automatic, candidate)
         try:
             with torch.no_grad():
-                result = module(**samples.draw(architecture))
+                result = candidate.module(**samples.draw(architecture))
             require_finite_tensors(result)
         except Exception as error:
             reasons.append(brief(error))
             continue
         return architecture
     raise UnmakeableError("; ".join(dict.fromkeys(reasons))[:500] or "no inputs are known for its forward")
+
+
+def _describe_candidate(automatic: Automatic, candidate: Candidate) -> Architecture:
+    """Describe a candidate and its part. The constant weights get random values."""
+    module = randomised(candidate.module)
+    part = None if candidate.part is None else _describe_candidate(automatic, candidate.part)
+    return Architecture(
+        automatic.name, automatic.library, lambda: module, candidate.inputs, ranges=candidate.ranges, part=part
+    )
 
 
 def require_finite_tensors(result: Any) -> None:

@@ -21,6 +21,8 @@ _SMALL = re.compile(
 _COUNTED = 8
 _VIDEOS = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "swin3d_s", "swin3d_b")
 _DETECTORS = ("rcnn", "retinanet", "fcos", "ssd")
+# Small sizes to which a detector scales its images. The detectors called SSD have one size, which their heads need.
+_SCALED = {"min_size": 96, "max_size": 160}
 
 
 def timm_candidates(module_name: str) -> Iterator[Candidate | Refused]:
@@ -77,6 +79,18 @@ class FirstImage(nn.Module):
         return tuple(iter_tensors(self.model([image])[0]))
 
 
+class BeforeSuppression(nn.Module):
+    """Part of a detector of torchvision before its first suppression of boxes: backbone and head, for a batch."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.head = model.rpn.head if hasattr(model, "rpn") else model.head
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(iter_tensors(self.head(list(self.backbone(images).values()))))
+
+
 class LastFlow(nn.Module):
     """RAFT, which returns the flow after every step: with the last flow as the result."""
 
@@ -94,7 +108,10 @@ def torchvision_candidates(name: str) -> Iterator[Candidate | Refused]:
 
     # Without an argument for the backbone's weights, its weights would be downloaded.
     accepted = inspect.signature(torchvision.models.get_model_builder(name)).parameters
-    settings = {key: None for key in ("weights", "weights_backbone") if key in accepted}
+    settings: dict[str, Any] = {key: None for key in ("weights", "weights_backbone") if key in accepted}
+    is_detector = any(word in name for word in _DETECTORS)
+    if is_detector and "ssd" not in name:
+        settings |= _SCALED
     try:
         module = torchvision.models.get_model(name, **settings).eval()
     except Exception as error:
@@ -103,11 +120,14 @@ def torchvision_candidates(name: str) -> Iterator[Candidate | Refused]:
     if name.startswith("raft"):
         pair = tuple(f"{which}:float32[batch,3,128,128]{{-1:1}}" for which in ("first", "second"))
         yield Candidate(LastFlow(module), pair, {})
-    elif any(word in name for word in _DETECTORS):
-        yield Candidate(FirstImage(module), ("image:float32[3,64,64]{0:1}",), {})
+    elif is_detector:
+        width, height = module.transform.fixed_size or (_SCALED["min_size"],) * 2
+        part = Candidate(BeforeSuppression(module), (f"images:float32[batch,3,{height},{width}]",), {})
+        yield Candidate(FirstImage(module), ("image:float32[3,64,64]{0:1}",), {}, part)
     elif name in _VIDEOS:
         for shape in ("3,8,64,64", "3,16,112,112", "3,16,224,224"):
             yield Candidate(module, (f"x:float32[batch,{shape}]",), {})
     else:
+        (first, *_) = inspect.signature(module.forward).parameters
         for size in (64, 128, 224, 299):
-            yield Candidate(module, (f"x:float32[batch,3,{size},{size}]",), {})
+            yield Candidate(module, (f"{first}:float32[batch,3,{size},{size}]",), {})

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .torchvision_ops import declare_torchvision
+
 # Ranges min:opt:max of the dims that inputs may name
 SIZES = {
     "batch": "1:2:3",
@@ -25,8 +27,6 @@ SIZES = {
     "decoder_seq": "2:6:16",
     "frames": "16:32:64",
 }
-# Keep the library objects alive, because torch removes their declarations with them.
-_KEPT: list[torch.library.Library] = []
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Architecture:
         model: name in the library of the model.
         left: expected number of refused norms, by a part of the reason. These are norms that no standard node can
             express, or that have no linear op to fold into. All other norms must become one node, or be folded.
+        part: part of the model that is measured if both exporters refuse the whole model.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Architecture:
     left: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
+    part: Architecture | None = None
 
     @property
     def sizes(self) -> dict[str, str]:
@@ -60,18 +62,6 @@ class Architecture:
     def dims(self) -> tuple[str, ...]:
         """Return the ranges of the dims that the inputs name, as for normdeploy's ``--dim``."""
         return tuple(f"{name}={text}" for name, text in self.sizes.items())
-
-
-def declare_torchvision() -> None:
-    """Declare ops of torchvision. Its wheels are built for one torch; with another (here the CPU's), the ops of its
-    missing library must be declared first.
-    """
-    if not _KEPT:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEPT.append(library)
 
 
 def randomised(module: nn.Module, seed: int = 0) -> nn.Module:

@@ -16,7 +16,9 @@ from ...precision.tensor_ranges import serialize_for_session
 from ...runtimes import HeldRunner
 from ...runtimes.ordering_operators import OrderingOperator, list_ordering_operators
 from ...runtimes.ort_runner import OrtRunner
+from ...storage.onnx_files import iter_tensors
 from ...storage.proto_traversal import copy_model, iter_bodies
+from ...storage.shared_weights import embed_shared_array
 from ...types import Array, Arrays
 
 # Place of the indices among the results of each op.
@@ -38,9 +40,11 @@ class PairedChoices:
         """Copy a file and add the indices to its outputs, after all others.
 
         Returns:
-            the copy.
+            the copy. It contains its weights, because a session knows no shared ones.
         """
         probed = copy_model(proto)
+        for tensor in iter_tensors(probed):
+            embed_shared_array(tensor)
         forget_dim_names(probed.graph)
         known = {v.name for v in probed.graph.output}
         probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.tensors if name not in known)

@@ -6,10 +6,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
+from normdeploy.storage.shared_weights import Weights, share_array
 from normdeploy.verbs.verify.file_choices import ChoiceReader, pair_choices
 
 FILE = """<ir_version: 8, opset_import: ["" : 17]>
@@ -66,6 +68,23 @@ def test_choices_are_read_from_onnxruntime(model: LoadedModel) -> None:
     assert [value.tolist() for value in picks] == [[[1, 3]], [[1]]]
     # The reader changes a copy of the file.
     assert [v.name for v in proto.graph.output] == ["y", "z"]
+
+
+def test_choices_are_read_if_a_weight_is_shared_in_memory(model: LoadedModel) -> None:
+    """The check of an export reads the choices of a file that is not written yet."""
+    text = (
+        FILE.replace("{", "<float[5] shift = {5, 0, 0, 0, 0}> {", 1)
+        .replace("TopK(x", "TopK(s")
+        .replace("ArgMax<axis = 1>(x", "ArgMax<axis = 1>(s")
+    )
+    proto = onnx.parser.parse_model(text.replace("two = C", "s = Add(x, shift) two = C"))
+    weights: Weights = {}
+    (shift,) = proto.graph.initializer
+    share_array(shift, np.array(numpy_helper.to_array(shift)), weights)
+    with ChoiceReader(model, lambda: proto, optimize=False, provider="cpu") as reader:
+        picks = reader.read({"x": np.array([[1, 5, 2, 4, 3]], np.float32)})
+    assert picks is not None
+    assert [value.tolist() for value in picks] == [[[0, 1]], [[0]]]
 
 
 def test_input_that_the_file_refuses_gives_no_choices(model: LoadedModel) -> None:
