@@ -49,7 +49,7 @@ def bisect(call: BisectCall) -> Bisection:
     rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(
-            call.source, [file], call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+            call.source, [file], call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code, images=call
         )
     with stage("bisect"):
         bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.as_keywords(model))

@@ -17,6 +17,8 @@ from ...exporting.exporter import export_without_weights, write_record
 from ...graphs import simplification
 from ...graphs.opset_conversion import convert_to_opset
 from ...graphs.region import RefusedError
+from ...inputs.image_input_options import resolve_image_inputs
+from ...loading.image_programs import with_image_inputs
 from ...loading.in_place_writes import buffer_write_notes, input_write_notes
 from ...model import LoadedModel, ModelSignature
 from ...option_values import DEFAULT_OPSET, TENSORRT, TORCH_OPSETS
@@ -26,6 +28,7 @@ from ...runtimes import ort_loadability
 from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code
+from ...storage.image_metadata import record_image_inputs
 from ...storage.onnx_domains import default_domain_opset
 from ...types import PathLike, Progress
 from ...verb_options import CertificateOption, LoadingOptions
@@ -224,7 +227,7 @@ def require_loadable_opset(export: ExportConversion) -> None:
 
 def load_model(export: ExportConversion) -> None:
     """Load and trace the model."""
-    export.model = _load_renamed(export.options)
+    export.model = _load_prepared(export.options)
 
 
 def trace_model(export: ExportConversion) -> None:
@@ -305,7 +308,7 @@ def compare_with_reference(export: ExportConversion) -> None:
     kept = export.kept
     export.kept = None
     export.notes += export_check.require_expected_outputs(
-        export.expected, export.proto, lambda: kept or _load_renamed(call), call.runtime
+        export.expected, export.proto, lambda: kept or _load_prepared(call), call.runtime
     )
 
 
@@ -351,6 +354,7 @@ def add_record(export: ExportConversion) -> None:
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
     write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
+    record_image_inputs(export.proto, export.signature.images)
     # The record is read back, so that a broken record is refused before the file is written.
     export.brings_code = runs_code(read_record(export.proto))
 
@@ -401,14 +405,15 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
 )
 
 
-def _load_renamed(call: ExportCall) -> LoadedModel:
-    """Load the model, and give its inputs and outputs the user's names."""
+def _load_prepared(call: ExportCall) -> LoadedModel:
+    """Load the model, give its inputs and outputs the user's names, and prepare its images as the user requests."""
     model = call.load_source()
-    return replace(
+    model = replace(
         model,
         inputs=rename_inputs(model.inputs, call.input_names),
         outputs=rename_outputs(model.outputs, call.output_names),
     )
+    return with_image_inputs(model, resolve_image_inputs(call, model.inputs, model.images, "the model"))
 
 
 def _simplify_model(
@@ -419,7 +424,7 @@ def _simplify_model(
 
 def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
     """Return the reason why PyTorch does not run the model on these inputs, or "" if it runs."""
-    model = load_source(call.source, call.args, call.kwargs, call.load_keywords)
+    model = _load_prepared(call)
     try:
         with EagerRunner(model) as runner:
             runner.infer(feeds)

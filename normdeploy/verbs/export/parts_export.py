@@ -37,7 +37,7 @@ from ...loading.huggingface_tasks import ALL_PARTS
 from ...loading.pipeline_index import PipelineIndex, read_pipeline_index
 from ...storage.folder_replacement import replace_folder_atomically
 from ...types import PathLike
-from ...verb_options import ConversionOptions, as_keywords
+from ...verb_options import as_keywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..export.export_options import ExportFolderCall, ExportOptions

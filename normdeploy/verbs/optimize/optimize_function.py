@@ -13,9 +13,12 @@ import onnx
 
 from ...errors import GraphError, InputError
 from ...graphs import simplification as cleaner
+from ...graphs.image_nodes import insert_image_nodes
 from ...graphs.shape_inference import ShapeContradiction, drop_contradictions
 from ...inputs import input_ranges
+from ...image_input import ImageInput
 from ...inputs.file_inputs import describe_file_inputs
+from ...inputs.image_input_options import has_image_options, resolve_image_inputs
 from ...model import InputSpec
 from ...option_values import TENSORRT
 from ...rewriting import int32_codes
@@ -23,6 +26,7 @@ from ...runtimes import ort_loadability
 from ...runtimes.target_support import find_target
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code, update_record
+from ...storage.image_metadata import convert_specs, read_image_inputs, record_image_inputs
 from ...storage.memory_models import is_memory_model, to_model_proto
 from ...storage.onnx_domains import default_domain_opset
 from ...storage.onnx_files import load_onnx, normalize_model
@@ -147,6 +151,7 @@ class OptimizeConversion(Conversion):
         signed: Python modules that the file's signature covers: path -> SHA-256. None if the file needs no signature or
             has no valid signature.
         hints: notes on the input ranges of the source file.
+        images: images that the result takes and prepares itself.
     """
 
     options: OptimizeCall
@@ -154,6 +159,7 @@ class OptimizeConversion(Conversion):
     codes: int = 0
     signed: dict[str, str] | None = None
     hints: list[str] = field(default_factory=list)
+    images: tuple[ImageInput, ...] = ()
     tidied: cleaner.SimplifiedModel = field(init=False)
 
     @property
@@ -192,7 +198,29 @@ def load_file(optimization: OptimizeConversion) -> None:
     optimization.inputs = inputs
     if call.runtime in TENSORRT:
         optimization.codes = int32_codes.count_int32_dequantizers(proto)
-    optimization.proto = proto
+    optimization.proto = _prepare_images(optimization, proto)
+
+
+def _prepare_images(optimization: OptimizeConversion, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Insert the preparation of the images that the user requests, and describe the new inputs.
+
+    Raises:
+        GraphError: the file's metadata on images is malformed.
+        InputError: an option does not fit the file.
+    """
+    call = optimization.options
+    present = read_image_inputs(proto)
+    optimization.images = present
+    if not has_image_options(call):
+        return proto
+    label = call.error_label(proto)
+    found = describe_file_inputs(proto, call.inputs, call.dims, label, optimization.inputs)
+    images = resolve_image_inputs(call, found.specs, present, label)
+    optimization.images = (*present, *images)
+    if not optimization.inputs and not found.guessed:
+        optimization.inputs = found.specs
+    optimization.inputs = convert_specs(optimization.inputs, images)
+    return insert_image_nodes(proto, images, present)
 
 
 def _require_readable_opset(call: OptimizeCall, opset: int) -> None:
@@ -259,7 +287,8 @@ def amend_record(optimization: OptimizeConversion) -> None:
     proto = optimization.proto
     if call.dims:
         input_ranges.name_dynamic_dims(proto)
-    if call.dims or (optimization.account is not None and read_record(proto)):
+    record_image_inputs(proto, optimization.images)
+    if call.dims or has_image_options(call) or (optimization.account is not None and read_record(proto)):
         update_record(proto, optimization.inputs, {"precision": call.precision} if call.precision is not None else None)
 
 
@@ -288,9 +317,9 @@ def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequenc
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # Another tool or a newer version wrote the record. Only half precision and ranges of dims need the record, so
-        # the error is ignored if neither was requested.
-        if call.precision is not None or call.dims:
+        # Another tool or a newer version wrote the record. Only half precision, ranges of dims and images need the
+        # record, so the error is ignored if none was requested.
+        if call.precision is not None or call.dims or has_image_options(call):
             raise
         return ()
 

@@ -106,7 +106,7 @@ def verify(call: VerifyCall) -> Comparison:
         rules = replace(rules, budget=budget)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(
-            call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+            call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code, images=call
         )
     proofs: tuple[FunctionProof, ...] = ()
     is_onnx = isinstance(call.source, str | os.PathLike | onnx.ModelProto) and not isinstance(model, LoadedModel)
@@ -126,7 +126,7 @@ def verify(call: VerifyCall) -> Comparison:
     if is_live_module(call.source) and isinstance(model, LoadedModel):
         clock = budget.start_clock()
         with stage("trace"):
-            beside = compare_with_trace(cast("Any", call.source), model, clock)
+            beside = compare_with_trace(cast("Any", call.source), model.unprepared or model, clock)
         notes += [*filter(None, [beside.note]), *clock.describe_left_out()]
         limits = dict.fromkeys((*comparison.limits, *clock.describe_limits()))
         comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))
