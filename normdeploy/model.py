@@ -362,6 +362,7 @@ class ModelSignature:
             the user.
         traced_by: exporter that made the trace, with its version; "" for torch.export.
         images: images that the model takes and prepares itself, although the user's model does not.
+        image_claim: name of the file that states ``images``; "" if the user states them.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -374,6 +375,7 @@ class ModelSignature:
     word: str = ""
     traced_by: str = ""
     images: tuple[ImageInput, ...] = ()
+    image_claim: str = ""
 
     @property
     def named_dims(self) -> dict[str, Dim]:

@@ -16,6 +16,7 @@ from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
 from ...graphs.graph import NEWEST
+from ...image_input import ImageInput
 from ...inputs.image_dataset import Preprocessing
 from ...log import log_norms
 from ...model import InputSpec
@@ -450,6 +451,15 @@ def count_nodes(conversion: Conversion) -> None:
     conversion.summary = replace(
         conversion.summary, nodes_after=len(proto.graph.node), ops_after=norm_optimizer.count_ops(proto)
     )
+
+
+def image_notes(images: Sequence[ImageInput]) -> list[str]:
+    """Write a note on each image that the file prepares itself.
+
+    Returns:
+        one note for each image.
+    """
+    return [f"the file takes {image.name} as {image}, and prepares it itself" for image in images]
 
 
 def unmeasured_forms_note(options: ConversionOptions) -> list[str]:

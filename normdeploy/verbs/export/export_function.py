@@ -28,7 +28,7 @@ from ...runtimes import ort_loadability
 from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code
-from ...storage.image_metadata import record_image_inputs
+from ...storage.image_metadata import read_image_inputs, record_image_inputs
 from ...storage.onnx_domains import default_domain_opset
 from ...types import PathLike, Progress
 from ...verb_options import CertificateOption, LoadingOptions
@@ -43,6 +43,7 @@ from ..conversion.conversion_stages import (
     count_nodes,
     describe_source,
     fuse_norms,
+    image_notes,
     require_options,
     run_stages,
     unmeasured_forms_note,
@@ -374,6 +375,7 @@ def note_the_rest(export: ExportConversion) -> None:
     notes += export.of_loading
     if export.draws:
         notes.append(f"the file draws random numbers ({', '.join(export.draws)}), so it can't be verified")
+    notes += image_notes(read_image_inputs(export.proto))
     notes += unmeasured_forms_note(call)
     taken = export.signature.taken
     if taken:

@@ -43,6 +43,7 @@ from ..conversion.conversion_stages import (
     count_nodes,
     describe_source,
     fuse_norms,
+    image_notes,
     require_options,
     run_stages,
     unmeasured_forms_note,
@@ -277,6 +278,7 @@ def add_file_notes(optimization: OptimizeConversion) -> None:
             f"{written} constants stored as int32, which TensorRT rejects, are now float32 with the same values"
         )
     notes += [f"the file declares values that contradict its nodes: {each}" for each in optimization.contradictions]
+    notes += image_notes(optimization.images)
     optimization.notes = [*notes, *optimization.notes, *unmeasured_forms_note(optimization.options)]
     count_nodes(optimization)
 

@@ -21,7 +21,7 @@ from ...storage.image_metadata import convert_specs, read_image_inputs
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike
 from ...verb_options import ImageInputOptions
-from .reference_models import FileModel, Original
+from .reference_models import Original
 
 _CHECK = "to check this claim, pass --normalize, --input-layout or --input-type"
 
@@ -51,7 +51,7 @@ def prepare_reference(
         InputError: two files, or a file and the options, disagree; or the images do not fit the model.
         GraphError: the metadata of a file is malformed.
     """
-    own = read_image_inputs(model.proto) if isinstance(model, FileModel) else model.images
+    own = model.images
     claims = [_read_claim(file, model) for file in files if os.path.isfile(file) and not is_engine(file)]
     if options is not None and has_image_options(options):
         stated = resolve_image_inputs(options, model.inputs, own, "the reference")
@@ -83,7 +83,7 @@ def prepare_reference(
         f"{first.label} prepares its images itself ({_describe_images(first.images)}), and so does the reference;"
         f" {_CHECK}"
     )
-    return _with_images(model, first.images), [note]
+    return replace(_with_images(model, first.images), image_claim=first.label), [note]
 
 
 def _read_claim(file: PathLike, model: Original) -> _Claim:
@@ -130,6 +130,7 @@ def _with_images(model: Original, images: Sequence[ImageInput]) -> Original:
         model,
         proto=insert_image_nodes(model.proto, own),
         inputs=convert_specs(model.inputs, own),
+        images=tuple(own),
         path=None,
         session=None,
     )

@@ -22,6 +22,7 @@ from .folder_generation import generate_from_folder
 from .function_proof import FunctionProof, prove_against_reference
 from .io_matching import parse_map
 from .reference_loading import load_original
+from .reference_models import FileModel
 from .trace_check import compare_with_trace
 from .verify_options import VerifyCall
 
@@ -114,7 +115,8 @@ def verify(call: VerifyCall) -> Comparison:
         start = processor_time()
         with stage("prove"):
             names = parse_map(rules.names, model) if rules.names else {}
-            proofs = prove_against_reference(call.source, every, names, call.max_seconds, call.max_memory)
+            reference = model.proto if isinstance(model, FileModel) and model.images else call.source
+            proofs = prove_against_reference(reference, every, names, call.max_seconds, call.max_memory)
         # The proofs have a time limit of their own too.
         begun += processor_time() - start
         budget = replace(budget, begun=begun)
