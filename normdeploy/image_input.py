@@ -4,8 +4,8 @@ The file computes, for each channel c of a picture u,
 
     x = (u / divisor − mean[c]) / std[c],
 
-which is torchvision's ``Normalize`` after ``ToTensor``. The model computes its outputs from x, with the channels on axis
-1.
+which is torchvision's ``Normalize`` after ``ToTensor``. The model computes its outputs from x, whose channels are on
+axis 1.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def insert_image_nodes(
     made.CopyFrom(proto)
     outputs = {value.name for value in made.graph.output}
     if unchanged := next((image.name for image in images if image.name in outputs), None):
-        raise InputError(f"the input {unchanged!r} is also an output, so its images can't be changed; remove the output")
+        raise InputError(
+            f"the input {unchanged!r} is also an output, so its images can't be changed; remove the output"
+        )
     taken = _tensor_names(made.graph)
     nodes: list[onnx.NodeProto] = []
     for image in images:

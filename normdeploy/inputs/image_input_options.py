@@ -75,9 +75,7 @@ def resolve_image_inputs(
         if "normalize" in chosen:
             normalization = _parse_normalization(chosen["normalize"])
             _require_channels(normalization.mean, spec, label)
-            image = replace(
-                image, mean=normalization.mean, std=normalization.std, peak=normalization.peak
-            )
+            image = replace(image, mean=normalization.mean, std=normalization.std, peak=normalization.peak)
         if image.mean or image.channels_last or image.dtype != spec.dtype:
             images.append(image)
     return tuple(images)
@@ -96,7 +94,9 @@ def require_images(images: Iterable[ImageInput], inputs: Sequence[InputSpec], la
     specs = {spec.name: spec for spec in inputs}
     for image in images:
         if image.name not in specs:
-            raise InputError(f"the image input {image.name!r} ({image}) is missing in {label}, which has {sorted(specs)}")
+            raise InputError(
+                f"the image input {image.name!r} ({image}) is missing in {label}, which has {sorted(specs)}"
+            )
         spec = specs[image.name]
         _require_image(spec, f"the image input {image.name!r} ({image})", label)
         _require_channels(image.mean, spec, label)
@@ -105,9 +105,7 @@ def require_images(images: Iterable[ImageInput], inputs: Sequence[InputSpec], la
 # ------------------------------------------------------------------ inputs
 
 
-def _values_by_input(
-    given: str | Sequence[str], flag: str, inputs: Sequence[InputSpec], label: str
-) -> dict[str, str]:
+def _values_by_input(given: str | Sequence[str], flag: str, inputs: Sequence[InputSpec], label: str) -> dict[str, str]:
     """Assign the values of one option to inputs.
 
     Returns:
@@ -131,7 +129,8 @@ def _values_by_input(
             value = text.removeprefix(f"{name}=")
         if spec.name in values:
             raise InputError(
-                f"{flag} is passed twice for the input {spec.name!r}, with {values[spec.name]!r} and {value!r}; pass one"
+                f"{flag} is passed twice for the input {spec.name!r}, with {values[spec.name]!r} and {value!r}; pass"
+                " one of them"
             )
         values[spec.name] = value
     return values
@@ -158,9 +157,7 @@ def _only_image(inputs: Sequence[InputSpec], flag: str, text: str, label: str) -
     raise InputError(f"{flag} {text}: {label} has no image input, which has 3 to 5 axes of floats; it has {described}")
 
 
-def _require_unprepared(
-    spec: InputSpec, chosen: dict[str, str], present: Sequence[ImageInput], label: str
-) -> None:
+def _require_unprepared(spec: InputSpec, chosen: dict[str, str], present: Sequence[ImageInput], label: str) -> None:
     """Refuse an input that is not an image, or that the model already prepares itself.
 
     Raises:
@@ -231,7 +228,8 @@ def _parse_layout(text: str, spec: InputSpec) -> bool:
     if text.lower() not in LAYOUTS[rank]:
         first, last = LAYOUTS[rank]
         raise InputError(
-            f"--input-layout {text}: the input {_describe_spec(spec)} has {rank} axes, so its layout is {first} or {last}"
+            f"--input-layout {text}: the input {_describe_spec(spec)} has {rank} axes, so its layout is {first} or"
+            f" {last}"
         )
     return text.lower() == LAYOUTS[rank][1]
 
@@ -257,7 +255,9 @@ def _parse_normalization(text: str) -> _Normalization:
     if not all(map(math.isfinite, (*mean, *std))):
         raise InputError(f"--normalize {text}: every number must be finite")
     if (smallest := min(std)) <= 0:
-        raise InputError(f"--normalize {text}: the deviation {smallest:g} is not above 0; no channel can be divided by it")
+        raise InputError(
+            f"--normalize {text}: the deviation {smallest:g} is not above 0; no channel can be divided by it"
+        )
     peak = 1.0
     if len(numbers) == 3:
         if numbers[2] not in [(each,) for each in _PEAKS]:

@@ -86,7 +86,7 @@ def image_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
 
 
 def record_image_inputs(proto: onnx.ModelProto, images: Sequence[ImageInput]) -> None:
-    """Write the image inputs of a finished file, with the dtypes of its inputs, which half precision may have changed."""
+    """Write the image inputs of a finished file. Half precision may have changed the dtypes of its inputs."""
     if not images:
         return
     types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}

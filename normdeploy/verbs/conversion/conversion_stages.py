@@ -93,6 +93,8 @@ class Conversion:
     # True if onnxruntime ran the model during the comparison.
     ran: bool = False
     notes: list[str] = field(default_factory=list)
+    # Images that the file takes and prepares itself.
+    images: tuple[ImageInput, ...] = ()
     # The float model before quantization. ``split`` has the samples for quantization and its evaluation.
     plain: onnx.ModelProto | None = None
     split: SampleSplit | None = None
@@ -320,7 +322,7 @@ def apply_quantization(conversion: Conversion) -> None:
         conversion.split = split_samples(
             conversion.options.calibrate,
             recorded_or_declared_inputs(plain, conversion.inputs),
-            conversion.preprocessing,
+            None if conversion.preprocessing is None else conversion.preprocessing.for_images(conversion.images),
         )
     made, conversion.quantization = quantize_model(plain, conversion.wish, conversion.split, conversion.stages.progress)
     if conversion.wish.runtime not in TENSORRT:

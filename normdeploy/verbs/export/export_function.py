@@ -243,6 +243,7 @@ def trace_model(export: ExportConversion) -> None:
     )
     export.signature = export.model.as_signature
     export.inputs = export.signature.inputs
+    export.images = export.signature.images
     opset = call.opset or attention_fusion.OPSET
     export.set_wanted(
         weights,
@@ -355,7 +356,7 @@ def add_record(export: ExportConversion) -> None:
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
     write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
-    record_image_inputs(export.proto, export.signature.images)
+    record_image_inputs(export.proto, export.images)
     # The record is read back, so that a broken record is refused before the file is written.
     export.brings_code = runs_code(read_record(export.proto))
 

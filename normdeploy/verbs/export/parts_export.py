@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
+from ...inputs.image_input_options import has_image_options
 from ...loading import find_part_files, load_parts
 from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
@@ -131,7 +132,7 @@ def name_part(part: str) -> Iterator[None]:
         raise type(error)(f"{part}: {error}") from error
 
 
-def _require_one_for_all(options: ConversionOptions) -> None:
+def _require_one_for_all(options: ExportOptions) -> None:
     """Refuse options that apply to a single part only.
 
     Raises:
@@ -146,6 +147,8 @@ def _require_one_for_all(options: ConversionOptions) -> None:
             f"the external data {options.external_data_name!r} is one file, but each part has its own weights; omit"
             " --external-data-name, or export one part with --part NAME"
         )
+    if has_image_options(options):
+        raise InputError("images are inputs of one part, but all parts are exported; export that part with --part NAME")
     if options.quantize is not None:
         raise InputError("parts are quantized one at a time; export one part with --part NAME")
 

@@ -16,7 +16,6 @@ from ...graphs import simplification as cleaner
 from ...graphs.image_nodes import insert_image_nodes
 from ...graphs.shape_inference import ShapeContradiction, drop_contradictions
 from ...inputs import input_ranges
-from ...image_input import ImageInput
 from ...inputs.file_inputs import describe_file_inputs
 from ...inputs.image_input_options import has_image_options, resolve_image_inputs
 from ...model import InputSpec
@@ -152,7 +151,6 @@ class OptimizeConversion(Conversion):
         signed: Python modules that the file's signature covers: path -> SHA-256. None if the file needs no signature or
             has no valid signature.
         hints: notes on the input ranges of the source file.
-        images: images that the result takes and prepares itself.
     """
 
     options: OptimizeCall
@@ -160,7 +158,6 @@ class OptimizeConversion(Conversion):
     codes: int = 0
     signed: dict[str, str] | None = None
     hints: list[str] = field(default_factory=list)
-    images: tuple[ImageInput, ...] = ()
     tidied: cleaner.SimplifiedModel = field(init=False)
 
     @property

@@ -11,8 +11,8 @@ import onnx
 from ...errors import ExportError, InputError, LoadError
 from ...inputs.file_inputs import read_recorded_inputs
 from ...model import LoadedModel
-from ...storage.image_metadata import read_image_inputs
 from ...runtimes.trt_runner import is_engine
+from ...storage.image_metadata import read_image_inputs
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike
 from ...verb_options import ImageInputOptions, LoadKeywords
