@@ -93,9 +93,10 @@ def _write_nodes(
         steps.append(("Transpose", (), {"perm": [0, rank - 1, *range(1, rank - 1)]}))
     if image.divisor != 1:
         steps.append(("Div", (np.array(image.divisor),), {}))
-    if image.mean:
-        vector = (1, -1, *[1] * (rank - 2))
+    vector = (1, -1, *[1] * (rank - 2))
+    if any(image.mean):
         steps.append(("Sub", (np.reshape(image.mean, vector),), {}))
+    if any(number != 1 for number in image.std):
         steps.append(("Div", (np.reshape(image.std, vector),), {}))
     if not steps:
         steps.append(("Identity", (), {}))

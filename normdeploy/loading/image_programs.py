@@ -112,11 +112,12 @@ class _ProgramEditor:
             node = self._call(aten.contiguous.default, node)
         if image.divisor != 1:
             node = self._call(aten.div.Tensor, node, self._constant("divisor", torch.tensor(image.divisor), node))
-        if image.mean:
-            vector = (1, -1, *[1] * (len(shape) - 2))
+        vector = (1, -1, *[1] * (len(shape) - 2))
+        if any(image.mean):
             mean = self._constant("mean", torch.tensor(image.mean, dtype=torch.float64).reshape(vector), node)
-            std = self._constant("std", torch.tensor(image.std, dtype=torch.float64).reshape(vector), node)
             node = self._call(aten.sub.Tensor, node, mean)
+        if any(number != 1 for number in image.std):
+            std = self._constant("std", torch.tensor(image.std, dtype=torch.float64).reshape(vector), node)
             node = self._call(aten.div.Tensor, node, std)
         for reader in readers:
             reader.replace_input_with(placeholder, node)
