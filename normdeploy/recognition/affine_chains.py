@@ -88,7 +88,11 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
         m
         for m in measured
         if isinstance(m, AffineChain)
-        and (m.scale.size > 1 or of_input or (m.normalizes and _has_channel_constants(graph, m.nodes)))
+        and (
+            m.scale.size > 1
+            or (of_input and any(n.op in ("Mul", "Div") for n in m.nodes))
+            or (m.normalizes and _has_channel_constants(graph, m.nodes))
+        )
     )
 
 
