@@ -133,6 +133,8 @@ def export(call: ExportCall) -> ExportResult:
             if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).
         keep_float: with ``quantize``, layers that stay float. They are named by their module or their output tensor,
             such as "head" or "layers.0.*".
+        normalize, input_layout, input_type: images that the file takes: "0.485,0.456,0.406/0.229,0.224,0.225", "nhwc"
+            and "uint8". The file prepares them itself (``normdeploy.inputs.image_input_options``).
         external_data_name: name of a file in the output's folder that gets the weights, such as "model.onnx.data". None
             writes them into the ONNX file, or above 2 GB into a file with a hash in its name.
         compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites

@@ -107,6 +107,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
         precision, calibrate, preprocess, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float,
             external_data_name, compare_limit: as for ``export``. Generated inputs follow the export record of the file,
             if the file has a record.
+        normalize, input_layout, input_type: as for ``export``.
         simplify: compute constants, remove duplicate and unused nodes, and resolve shapes
             (`normdeploy.graphs.simplification`). This is done only if the result can be compared with the model;
             otherwise only norms are changed.

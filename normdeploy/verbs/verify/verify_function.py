@@ -74,6 +74,8 @@ def verify(call: VerifyCall) -> Comparison:
             each of which becomes one sample (``normdeploy.inputs.image_preprocessing``).
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
             "accuracy5_drop".
+        normalize, input_layout, input_type: images that the files take, as for ``export``. The model prepares them in
+            the same way. None are needed if the files state their images, but then the verdict depends on this claim.
         map: the file's name of an input or output -> the model's name. It is needed if names differ and can't be
             matched by order.
         runners: names of runtimes from installed packages that also run ONNX files

@@ -235,8 +235,8 @@ def test_a_prepared_file_is_not_prepared_again() -> None:
 
 def test_an_image_that_is_also_an_output_is_refused() -> None:
     proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] x, float[1, 3, 4, 4] y)'
-        "{ y = Relu(x) }"
+        '<ir_version: 10, opset_import: ["" : 21]>'
+        "g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] x, float[1, 3, 4, 4] y) { y = Relu(x) }"
     )
     with pytest.raises(InputError, match="'x' is also an output"):
         normdeploy.optimize(proto, input_type="uint8")
@@ -260,5 +260,5 @@ def test_malformed_metadata_is_an_error(entry: object) -> None:
         '<ir_version: 10, opset_import: ["" : 21]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) { y = Relu(x) }'
     )
     set_metadata(proto, KEY, [entry])
-    with pytest.raises(GraphError, match="normdeploy.image_inputs"):
+    with pytest.raises(GraphError, match=r"normdeploy\.image_inputs"):
         read_image_inputs(proto)
