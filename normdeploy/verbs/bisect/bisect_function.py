@@ -30,8 +30,8 @@ def bisect(call: BisectCall) -> Bisection:
         engines: engines that are also compared. Only their outputs are compared.
         source: the reference: a model as for ``verify``, or a correct ONNX file, model in memory or session.
         args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
-            dataset, labels, normalize, input_layout, input_type, map, runners, progress, and the loading options: as for
-            ``verify``.
+            dataset, labels, normalize, input_layout, input_type, map, runners, progress, and the loading options: as
+            for ``verify``.
         onnx_path: the file. It can be omitted if ``source`` is a result of ``export``.
 
     Returns:
