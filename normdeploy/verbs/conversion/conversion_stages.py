@@ -127,6 +127,12 @@ class Conversion:
         """Return whether the file is written to an output."""
         return self.output is not None
 
+    def sample_preprocessing(self) -> Preprocessing | None:
+        """Return the preparation of the files in the calibration folders, without the steps that the file does."""
+        if self.preprocessing is None:
+            return None
+        return self.preprocessing.for_images(self.images)
+
     def example_feeds(self) -> Sequence[dict[str, np.ndarray]]:
         """List input cases on which the file must run; none by default.
 
@@ -322,7 +328,7 @@ def apply_quantization(conversion: Conversion) -> None:
         conversion.split = split_samples(
             conversion.options.calibrate,
             recorded_or_declared_inputs(plain, conversion.inputs),
-            None if conversion.preprocessing is None else conversion.preprocessing.for_images(conversion.images),
+            conversion.sample_preprocessing(),
         )
     made, conversion.quantization = quantize_model(plain, conversion.wish, conversion.split, conversion.stages.progress)
     if conversion.wish.runtime not in TENSORRT:
@@ -384,7 +390,7 @@ def lower_precision(conversion: Conversion) -> None:
     before = fill_shared_weights(conversion.proto)
     if conversion.half_policy and conversion.split is None:
         inputs = recorded_or_declared_inputs(before, conversion.inputs)
-        split = split_samples(options.calibrate, inputs, conversion.preprocessing)
+        split = split_samples(options.calibrate, inputs, conversion.sample_preprocessing())
         # Half precision fits nothing to the calibration samples, so the file must reach the metrics on them too.
         conversion.split = replace(split, judging=(*split.calibrating, *split.judging))
     plan = half.plan_half(
