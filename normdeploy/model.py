@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import InputError
+from .image_input import ImageInput
 
 if TYPE_CHECKING:
     import torch
@@ -360,6 +361,8 @@ class ModelSignature:
         word: name of the file or record that ``inputs`` come from; "" if ``inputs`` come from the model itself or from
             the user.
         traced_by: exporter that made the trace, with its version; "" for torch.export.
+        images: images that the model takes and prepares itself, although the user's model does not.
+        image_claim: name of the file that states ``images``; "" if the user states them.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -371,6 +374,8 @@ class ModelSignature:
     claimed: tuple[InputSpec, ...] = ()
     word: str = ""
     traced_by: str = ""
+    images: tuple[ImageInput, ...] = ()
+    image_claim: str = ""
 
     @property
     def named_dims(self) -> dict[str, Dim]:
@@ -405,12 +410,14 @@ class LoadedModel(ModelSignature):
         written: module paths of the buffers that ``forward`` changes.
         notes: remarks for the user on how the model was loaded.
         constants: parameters of forward that are constants of the program, by name.
+        unprepared: the user's model, which takes prepared images; None if ``images`` is empty.
     """
 
     program: torch.export.ExportedProgram
     written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    unprepared: LoadedModel | None = None
 
     @property
     def as_signature(self) -> ModelSignature:

@@ -306,6 +306,37 @@ class RunnersOption:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageInputOptions:
+    """Options for the images that a file takes (`normdeploy.image_input`)."""
+
+    normalize: str | Sequence[str] = option_field(
+        (),
+        "--normalize",
+        "Normalize the image inside the file: mean and standard deviation of each channel, such as"
+        " 0.485,0.456,0.406/0.229,0.224,0.225 (torchvision's Normalize, for pixels from 0 to 1). For the mean and"
+        " deviation of pixels from 0 to 255, append /255. Or the preprocessor_config.json of transformers, the"
+        " config.json of a timm model, or a folder with one of them. Repeatable, with the input's name.",
+        metavar="[IN=]MEAN/STD",
+        type=list[str] | None,
+    )
+    input_layout: str | Sequence[str] = option_field(
+        (),
+        "--input-layout",
+        "Layout of the image that the file takes: nhwc. Repeatable, with the input's name.",
+        metavar="[IN=]LAYOUT",
+        type=list[str] | None,
+    )
+    input_type: str | Sequence[str] = option_field(
+        (),
+        "--input-type",
+        "Type of the pixels that the file takes: uint8, from 0 to 255. The file divides them by 255. Repeatable, with"
+        " the input's name.",
+        metavar="[IN=]TYPE",
+        type=list[str] | None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CertificateOption:
     """Option that writes a certificate file beside the model."""
 

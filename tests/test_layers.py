@@ -25,6 +25,7 @@ LATE = {
     "normdeploy.loading.python_file": "torch",
     "normdeploy.loading.input_request": "torch",
     "normdeploy.loading.file_kinds": "torch",
+    "normdeploy.verbs.verify.image_references": "torch",
     "normdeploy.verbs.verify.reference_models": "torch",
     "normdeploy.runtimes.cuda_stream": "torch",
     "normdeploy.runtimes.onnx_float64": "torch",

@@ -15,6 +15,9 @@ from ..recognition.anchors import VIEWS
 from ..storage.onnx_domains import is_standard
 from .constant_linear import ConstantLinear, channel_vector
 
+# torch exports a copy of a permuted tensor as an Identity.
+_VIEWS = VIEWS | {"Identity"}
+
 
 def producing_node(graph: Graph, t: gs.Tensor) -> gs.Node | None:
     """Find the node that computes ``t``, or the MatMul whose bias that node adds.
@@ -52,7 +55,7 @@ def views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
         the tensor that ``z`` is a view of, and the views between the two tensors in graph order.
     """
     views: list[gs.Node] = []
-    while (node := graph.producer(z)) is not None and node.op in VIEWS and is_standard(node):
+    while (node := graph.producer(z)) is not None and node.op in _VIEWS and is_standard(node):
         views.insert(0, node)
         z = node.inputs[0]
     return z, views
@@ -67,7 +70,7 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
     views: list[gs.Node] = []
     while (
         is_read_once(graph, y)
-        and (node := value_readers(graph, y)[0]).op in VIEWS
+        and (node := value_readers(graph, y)[0]).op in _VIEWS
         and node.inputs[0] is y
         and is_standard(node)
     ):

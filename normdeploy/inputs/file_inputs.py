@@ -24,6 +24,7 @@ from ..errors import GraphError, InputError
 from ..graphs.declared_inputs import STRING, DeclaredInput, declared_inputs
 from ..model import DEFAULT_SIZES, Dim, InputSpec, named_dims_of
 from ..storage.export_record import read_record
+from ..storage.image_metadata import image_ranges
 from ..storage.npz_files import read_npy, read_npz
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def describe_file_inputs(
     refuse_constants(wishes, "an ONNX file")
     if twice := next((wish.name for wish in wishes.inputs if wish.name in values), None):
         raise InputError(f"the input {twice!r} is passed twice; write its values after its shape, {twice}[...]{{0:10}}")
-    return _build_input_specs(stated, described, wishes, values, label)
+    return _build_input_specs(stated, described, wishes, values, label, image_ranges(proto))
 
 
 def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[float, float]:
@@ -241,6 +242,7 @@ def _build_input_specs(
     wishes: InputRequest,
     valued: Mapping[str, InputValueRange],
     label: str,
+    pixels: Mapping[str, tuple[float, float]],
 ) -> FileInputs:
     by_name = {wish.name: wish for wish in wishes.inputs}
     recorded_dims = named_dims_of(by_record.values())
@@ -280,7 +282,7 @@ def _build_input_specs(
                         f"{label}: dim {place} of the input {name!r} is {own}, but --input says {wished.opt}"
                     )
             if spec is None:
-                old = InputSpec(name, dtype, wish.shape)
+                old = InputSpec(name, dtype, wish.shape, pixels.get(name))
             else:
                 shape = _keep_steps(wish.shape, spec.shape)
                 old = replace(spec, dtype=dtype, shape=shape)
@@ -295,7 +297,7 @@ def _build_input_specs(
                 )
             shape = tuple(Dim.from_size(d) if isinstance(d, int) else Dim(d, *DEFAULT_SIZES) for d in dims)
             sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
-            spec = InputSpec(name, dtype, shape)
+            spec = InputSpec(name, dtype, shape, pixels.get(name))
         if name in valued:
             spec = replace(spec, range=_fit_to_dtype(valued[name], dtype, label), mask=False)
         used |= named_dims_of([spec]).keys()

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, RuntimeUnavailable
+from ..image_input import ImageInput
 from ..types import Array, PathLike
-from .image_preprocessing import read_image_steps
+from .image_preprocessing import ImageSteps, read_image_steps
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm"})
 
@@ -26,10 +27,28 @@ class Preprocessing:
     Attributes:
         prepare: function from a file to the array of one sample.
         of_pictures: True if the files are pictures; False if the user's own function reads them.
+        steps: steps from a picture to the array; None if the user's own function makes the array.
     """
 
     prepare: Callable[[Path], Array]
     of_pictures: bool = True
+    steps: ImageSteps | None = None
+
+    def for_images(self, images: Sequence[ImageInput]) -> Preprocessing:
+        """Leave the steps out that a model does itself.
+
+        Args:
+            images: image inputs that the model prepares itself. A model that gets its samples from pictures has only
+                one input.
+
+        Returns:
+            the preprocessing; unchanged if the model gets prepared images, or if the user's own function makes them.
+        """
+        steps = self.steps
+        if steps is None or not images:
+            return self
+        image = images[0]
+        return Preprocessing(lambda file: _prepare_picture(file, lambda opened: steps.apply_for(opened, image)))
 
 
 def read_preprocessing(path: PathLike) -> Preprocessing:
@@ -45,7 +64,7 @@ def read_preprocessing(path: PathLike) -> Preprocessing:
     if importlib.util.find_spec("PIL") is None:
         raise RuntimeUnavailable("pictures are read with Pillow, which is not installed: pip install pillow")
     steps = read_image_steps(path)
-    return Preprocessing(lambda file: _prepare_picture(file, steps.apply))
+    return Preprocessing(lambda file: _prepare_picture(file, steps.apply), steps=steps)
 
 
 def _prepare_picture(file: Path, apply: Callable[[Any], Array]) -> Array:

@@ -13,13 +13,14 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError
+from ..image_input import BRIGHTEST, UINT8, ImageInput
 from ..storage.regular_file import read_regular
 from ..types import Array, PathLike
 
@@ -116,6 +117,28 @@ class ImageSteps:
             std = np.asarray(self.std, np.float32)[:, None, None]
             pixels = (pixels - mean) / std
         return np.ascontiguousarray(pixels)
+
+    def apply_for(self, image: Image, wanted: ImageInput) -> Array:
+        """Prepare one picture for a model that does some of the steps itself.
+
+        Args:
+            image: picture of any mode.
+            wanted: image input of the model.
+
+        Returns:
+            array in the layout of ``wanted``: 8-bit values, or float32.
+        """
+        bare = replace(self, factor=None, divisor=None, mean=None, std=None)
+        pixels: Array
+        if wanted.dtype == UINT8:
+            pixels = bare.apply(image).astype(np.uint8)
+        elif wanted.mean:
+            pixels = bare.apply(image) * np.float32(wanted.peak / BRIGHTEST)
+        else:
+            pixels = self.apply(image)
+        if wanted.channels_last:
+            pixels = np.ascontiguousarray(pixels.transpose(1, 2, 0))
+        return pixels
 
     def _cut_center(self, pixels: Array, crop: tuple[int, int]) -> Array:
         """Cut out the center. A smaller picture gets a border of zeros.

@@ -27,6 +27,7 @@ from ..graphs.shape_inference import infer_types
 from ..inputs.shape_advice import advise_on_shape
 from ..model import Dim, InputSpec
 from ..ort_sessions.session import open_session
+from ..storage.image_metadata import image_ranges
 from ..storage.npz_files import read_npz
 from ..storage.onnx_files import iter_tensors as tensors_of
 from ..storage.onnx_files import save_onnx
@@ -342,16 +343,19 @@ def _element_count(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
 def calibration_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
     """Build input specs from a file's declarations.
 
-    Dynamic dims get size 2, and integers get the values 0 and 1, because the file states no sizes and ranges.
+    Dynamic dims get size 2, and integers get the values 0 and 1, because the file states no sizes and ranges. Images
+    have the range of their pixels.
 
     Returns:
         a spec for each input that has a dtype.
     """
+    ranges = image_ranges(proto)
     return [
         InputSpec(
             stated.name,
             stated.dtype,
             tuple(Dim.from_size(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in stated.dims or ()),
+            ranges.get(stated.name),
         )
         for stated in declared_inputs(proto.graph)
         if stated.dtype

@@ -63,8 +63,8 @@ class AffineChain:
 def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | Refusal:
     """Find the scales and shifts that begin with ``start``, longest first.
 
-    A chain is returned if it normalizes, or if it scales by more than one number. A bias without a scale is not
-    returned: it belongs to its linear op.
+    A chain is returned if it normalizes, if it scales by more than one number, or if it scales an input of the graph,
+    such as the pixels of an image. A bias without a scale is not returned: it belongs to its linear op.
 
     Returns:
         an iterator over the chains, empty if no chain begins at ``start``. A refusal if ``start`` is a
@@ -77,7 +77,8 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
                 "BatchNormalization in training mode uses the statistics of the batch; export the model in eval mode"
             )
             return Refusal(reason, node.outputs[0].name)
-    if not any(_may_scale_channels(graph, n) for n in nodes):
+    of_input = bool(nodes) and _is_input(graph, _data_inputs(graph, start)[0])
+    if not any(n.op in ("Mul", "Div") if of_input else _may_scale_channels(graph, n) for n in nodes):
         return iter(())
     # Leading views and Casts need not belong to the chain. If they do not, they stay before the scale.
     outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)
@@ -87,8 +88,21 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
         m
         for m in measured
         if isinstance(m, AffineChain)
-        and (m.scale.size > 1 or (m.normalizes and _has_channel_constants(graph, m.nodes)))
+        and (
+            m.scale.size > 1
+            or (of_input and any(n.op in ("Mul", "Div") for n in m.nodes))
+            or (m.normalizes and _has_channel_constants(graph, m.nodes))
+        )
     )
+
+
+def _is_input(graph: Graph, t: gs.Tensor) -> bool:
+    """Return True if ``t`` is an input of the graph in another type or layout."""
+    while (node := graph.producer(t)) is not None:
+        if node.op not in ("Cast", "Transpose", "Identity"):
+            return False
+        t = node.inputs[0]
+    return not graph.is_constant(t)
 
 
 def _may_scale_channels(graph: Graph, node: gs.Node) -> bool:

@@ -41,6 +41,7 @@ from ..graphs.shape_inference import infer_types
 from ..graphs.threshold_inputs import draw_special_values, draw_threshold_values
 from ..graphs.two_pass_group_norm import ONE_PASS, expand_group_norms
 from ..model import Dim, InputSpec
+from ..storage.image_metadata import image_ranges
 from .perturbed_model import FLOATING, PATIENCE, PerturbableModel, short_error_message
 
 # Sizes of a dynamic dim that the file does not limit
@@ -113,7 +114,7 @@ class ModelDifference:
 def comparison_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
     """Derive input specs from the file alone.
 
-    Integers may be 0 or 1, and dynamic dims take the sizes `_BARE`.
+    Integers may be 0 or 1, except in images, and dynamic dims take the sizes `_BARE`.
 
     Returns:
         one spec per declared input.
@@ -122,13 +123,14 @@ def comparison_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
         _NotComparable: an input is not a tensor of numbers, or its rank is unknown.
     """
     specs = []
+    ranges = image_ranges(proto)
     for stated in declared_inputs(proto.graph):
         if stated.dtype in ("", STRING):
             raise _NotComparable(f"input {stated.name!r} is not a numeric tensor")
         if stated.dims is None:
             raise _NotComparable(f"the file does not specify the rank of input {stated.name!r}")
         shape = tuple(Dim.from_size(d) if isinstance(d, int) else Dim(d, *_BARE) for d in stated.dims)
-        specs.append(InputSpec(stated.name, stated.dtype, shape))
+        specs.append(InputSpec(stated.name, stated.dtype, shape, ranges.get(stated.name)))
     return specs
 
 

@@ -17,12 +17,14 @@ from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import as_sequence
 from ..arguments.model_source import is_onnx_file, load_as_recorded, recall_loading
 from ..stage_progress import StageTimer, describe_loading
+from ..verify.image_references import prepare_reference
 from .bench_options import BenchCall
 from .model_benchmark import Race, race_files
 from .norm_benchmark import race_norms
 from .peer_optimizers import check_peers, write_peer_files
 
 if TYPE_CHECKING:
+    from ...model import LoadedModel
     from ..arguments.model_source import Source
 
 
@@ -109,6 +111,8 @@ def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
             if onnx_files:
                 followed, notes = recall_loading(models[0], onnx_files[0], call.load_keywords)
             model = load_as_recorded(models[0], call.args, call.kwargs, followed, call.load_keywords)
+            prepared, more = prepare_reference(model, onnx_files)
+            model, notes = cast("LoadedModel", prepared), [*notes, *more]
     else:
         _require_no_loading(call.load_keywords)
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import InputError
 from ...model import Dim, LoadedModel, TensorSpec, require_multiples
 from ...types import Array, PathLike
-from ..run.run_function import generate_feeds, recorded_specs
+from ..run.run_function import generate_feeds, recorded_pixels, recorded_specs
 
 
 def check_counts(threads: int, rounds: int) -> None:
@@ -75,4 +75,5 @@ def make_benchmark_inputs(
     dims = {d for spec in specs for d in spec.shape if isinstance(d, str)}
     ranges = [d for spec in recipes.values() for d in spec.shape if d.name is not None]
     check_sizes(sizes, dims | {d.name for d in ranges if d.name is not None}, ranges)
-    return generate_feeds(specs, recipes, seed, 0, sizes, runs)
+    pixels = {name: values for file in reversed(files) for name, values in recorded_pixels(file).items()}
+    return generate_feeds(specs, recipes, seed, 0, sizes, runs, pixels)

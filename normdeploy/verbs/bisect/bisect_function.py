@@ -30,7 +30,8 @@ def bisect(call: BisectCall) -> Bisection:
         engines: engines that are also compared. Only their outputs are compared.
         source: the reference: a model as for ``verify``, or a correct ONNX file, model in memory or session.
         args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
-            dataset, labels, map, runners, progress, and the loading options: as for ``verify``.
+            dataset, labels, normalize, input_layout, input_type, map, runners, progress, and the loading options: as
+            for ``verify``.
         onnx_path: the file. It can be omitted if ``source`` is a result of ``export``.
 
     Returns:
@@ -49,7 +50,7 @@ def bisect(call: BisectCall) -> Bisection:
     rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(
-            call.source, [file], call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+            call.source, [file], call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code, images=call
         )
     with stage("bisect"):
         bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.as_keywords(model))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...types import PathLike, Progress
-from ...verb_options import LoadingOptions, RunnersOption, option_field
+from ...verb_options import ImageInputOptions, LoadingOptions, RunnersOption, option_field
 from ..verify.verify_options import ComparisonOptions
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FilesOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectOptions(RunnersOption, ComparisonOptions, FilesOptions):
+class BisectOptions(RunnersOption, ComparisonOptions, ImageInputOptions, FilesOptions):
     """Options of ``bisect``."""
 
 

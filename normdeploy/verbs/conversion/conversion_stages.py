@@ -16,6 +16,7 @@ from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
 from ...graphs.graph import NEWEST
+from ...image_input import ImageInput
 from ...inputs.image_dataset import Preprocessing
 from ...log import log_norms
 from ...model import InputSpec
@@ -93,6 +94,8 @@ class Conversion:
     # True if onnxruntime ran the model during the comparison.
     ran: bool = False
     notes: list[str] = field(default_factory=list)
+    # Images that the file takes and prepares itself.
+    images: tuple[ImageInput, ...] = ()
     # The float model before quantization. ``split`` has the samples for quantization and its evaluation.
     plain: onnx.ModelProto | None = None
     split: SampleSplit | None = None
@@ -124,6 +127,12 @@ class Conversion:
     def is_written(self) -> bool:
         """Return whether the file is written to an output."""
         return self.output is not None
+
+    def sample_preprocessing(self) -> Preprocessing | None:
+        """Return the preparation of the files in the calibration folders, without the steps that the file does."""
+        if self.preprocessing is None:
+            return None
+        return self.preprocessing.for_images(self.images)
 
     def example_feeds(self) -> Sequence[dict[str, np.ndarray]]:
         """List input cases on which the file must run; none by default.
@@ -324,7 +333,7 @@ def apply_quantization(conversion: Conversion) -> None:
         conversion.split = split_samples(
             conversion.options.calibrate,
             recorded_or_declared_inputs(plain, conversion.inputs),
-            conversion.preprocessing,
+            conversion.sample_preprocessing(),
         )
     made, conversion.quantization = quantize_model(plain, conversion.wish, conversion.split, conversion.stages.progress)
     if conversion.wish.runtime not in TENSORRT:
@@ -386,7 +395,7 @@ def lower_precision(conversion: Conversion) -> None:
     before = fill_shared_weights(conversion.proto)
     if conversion.half_policy and conversion.split is None:
         inputs = recorded_or_declared_inputs(before, conversion.inputs)
-        split = split_samples(options.calibrate, inputs, conversion.preprocessing)
+        split = split_samples(options.calibrate, inputs, conversion.sample_preprocessing())
         # Half precision fits nothing to the calibration samples, so the file must reach the metrics on them too.
         conversion.split = replace(split, judging=(*split.calibrating, *split.judging))
     plan = half.plan_half(
@@ -455,6 +464,15 @@ def count_nodes(conversion: Conversion) -> None:
     conversion.summary = replace(
         conversion.summary, nodes_after=len(proto.graph.node), ops_after=norm_optimizer.count_ops(proto)
     )
+
+
+def image_notes(images: Sequence[ImageInput]) -> list[str]:
+    """Write a note on each image that the file prepares itself.
+
+    Returns:
+        one note for each image.
+    """
+    return [f"the file takes {image.name} as {image}, and prepares it itself" for image in images]
 
 
 def unmeasured_forms_note(options: ConversionOptions) -> list[str]:

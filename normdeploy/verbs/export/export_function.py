@@ -17,6 +17,8 @@ from ...exporting.exporter import export_without_weights, write_record
 from ...graphs import simplification
 from ...graphs.opset_conversion import convert_to_opset
 from ...graphs.region import RefusedError
+from ...inputs.image_input_options import resolve_image_inputs
+from ...loading.image_programs import with_image_inputs
 from ...loading.in_place_writes import buffer_write_notes, input_write_notes
 from ...model import LoadedModel, ModelSignature
 from ...option_values import DEFAULT_OPSET, TENSORRT, TORCH_OPSETS
@@ -26,6 +28,7 @@ from ...runtimes import ort_loadability
 from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code
+from ...storage.image_metadata import read_image_inputs, record_image_inputs
 from ...storage.onnx_domains import default_domain_opset
 from ...types import PathLike, Progress
 from ...verb_options import CertificateOption, LoadingOptions
@@ -40,6 +43,7 @@ from ..conversion.conversion_stages import (
     count_nodes,
     describe_source,
     fuse_norms,
+    image_notes,
     require_options,
     run_stages,
     unmeasured_forms_note,
@@ -129,6 +133,8 @@ def export(call: ExportCall) -> ExportResult:
             if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).
         keep_float: with ``quantize``, layers that stay float. They are named by their module or their output tensor,
             such as "head" or "layers.0.*".
+        normalize, input_layout, input_type: images that the file takes: "0.485,0.456,0.406/0.229,0.224,0.225", "nhwc"
+            and "uint8". The file prepares them itself (``normdeploy.inputs.image_input_options``).
         external_data_name: name of a file in the output's folder that gets the weights, such as "model.onnx.data". None
             writes them into the ONNX file, or above 2 GB into a file with a hash in its name.
         compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites
@@ -224,7 +230,7 @@ def require_loadable_opset(export: ExportConversion) -> None:
 
 def load_model(export: ExportConversion) -> None:
     """Load and trace the model."""
-    export.model = _load_renamed(export.options)
+    export.model = _load_prepared(export.options)
 
 
 def trace_model(export: ExportConversion) -> None:
@@ -239,6 +245,7 @@ def trace_model(export: ExportConversion) -> None:
     )
     export.signature = export.model.as_signature
     export.inputs = export.signature.inputs
+    export.images = export.signature.images
     opset = call.opset or attention_fusion.OPSET
     export.set_wanted(
         weights,
@@ -306,7 +313,7 @@ def compare_with_reference(export: ExportConversion) -> None:
     kept = export.kept
     export.kept = None
     export.notes += export_check.require_expected_outputs(
-        export.expected, export.proto, lambda: kept or _load_renamed(call), call.runtime
+        export.expected, export.proto, lambda: kept or _load_prepared(call), call.runtime
     )
     # Its runs hold the file's outputs.
     export.expected = export_check.ExpectedOutputs(())
@@ -354,6 +361,7 @@ def add_record(export: ExportConversion) -> None:
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
     write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
+    record_image_inputs(export.proto, export.images)
     # The record is read back, so that a broken record is refused before the file is written.
     export.brings_code = runs_code(read_record(export.proto))
 
@@ -373,6 +381,7 @@ def note_the_rest(export: ExportConversion) -> None:
     notes += export.of_loading
     if export.draws:
         notes.append(f"the file draws random numbers ({', '.join(export.draws)}), so it can't be verified")
+    notes += image_notes(read_image_inputs(export.proto))
     notes += unmeasured_forms_note(call)
     taken = export.signature.taken
     if taken:
@@ -404,14 +413,15 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
 )
 
 
-def _load_renamed(call: ExportCall) -> LoadedModel:
-    """Load the model, and give its inputs and outputs the user's names."""
+def _load_prepared(call: ExportCall) -> LoadedModel:
+    """Load the model, give its inputs and outputs the user's names, and prepare its images as the user requests."""
     model = call.load_source()
-    return replace(
+    model = replace(
         model,
         inputs=rename_inputs(model.inputs, call.input_names),
         outputs=rename_outputs(model.outputs, call.output_names),
     )
+    return with_image_inputs(model, resolve_image_inputs(call, model.inputs, model.images, "the model"))
 
 
 def _simplify_model(
@@ -422,7 +432,7 @@ def _simplify_model(
 
 def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
     """Return the reason why PyTorch does not run the model on these inputs, or "" if it runs."""
-    model = load_source(call.source, call.args, call.kwargs, call.load_keywords)
+    model = _load_prepared(call)
     try:
         with EagerRunner(model) as runner:
             runner.infer(feeds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from ...types import PathLike, Progress
-from ...verb_options import ConversionOptions, LoadingOptions, option_field
+from ...verb_options import ConversionOptions, ImageInputOptions, LoadingOptions, option_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class OpsetOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(ConversionOptions, OpsetOptions):
+class ExportOptions(ConversionOptions, ImageInputOptions, OpsetOptions):
     """Options for the file that ``export`` writes."""
 
     check: bool = option_field(

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
+from ...inputs.image_input_options import has_image_options
 from ...loading import find_part_files, load_parts
 from ...loading.file_kinds import PIPELINE_INDEX
 from ...loading.hub import resolve_model_path
@@ -37,7 +38,7 @@ from ...loading.huggingface_tasks import ALL_PARTS
 from ...loading.pipeline_index import PipelineIndex, read_pipeline_index
 from ...storage.folder_replacement import replace_folder_atomically
 from ...types import PathLike
-from ...verb_options import ConversionOptions, as_keywords
+from ...verb_options import as_keywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..export.export_options import ExportFolderCall, ExportOptions
@@ -131,7 +132,7 @@ def name_part(part: str) -> Iterator[None]:
         raise type(error)(f"{part}: {error}") from error
 
 
-def _require_one_for_all(options: ConversionOptions) -> None:
+def _require_one_for_all(options: ExportOptions) -> None:
     """Refuse options that apply to a single part only.
 
     Raises:
@@ -146,6 +147,8 @@ def _require_one_for_all(options: ConversionOptions) -> None:
             f"the external data {options.external_data_name!r} is one file, but each part has its own weights; omit"
             " --external-data-name, or export one part with --part NAME"
         )
+    if has_image_options(options):
+        raise InputError("images are inputs of one part, but all parts are exported; export that part with --part NAME")
     if options.quantize is not None:
         raise InputError("parts are quantized one at a time; export one part with --part NAME")
 

@@ -13,9 +13,11 @@ import onnx
 
 from ...errors import GraphError, InputError
 from ...graphs import simplification as cleaner
+from ...graphs.image_nodes import insert_image_nodes
 from ...graphs.shape_inference import ShapeContradiction, drop_contradictions
 from ...inputs import input_ranges
 from ...inputs.file_inputs import describe_file_inputs
+from ...inputs.image_input_options import has_image_options, resolve_image_inputs
 from ...model import InputSpec
 from ...option_values import TENSORRT
 from ...rewriting import int32_codes
@@ -23,6 +25,7 @@ from ...runtimes import ort_loadability
 from ...runtimes.target_support import find_target
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code, update_record
+from ...storage.image_metadata import convert_specs, read_image_inputs, record_image_inputs
 from ...storage.memory_models import is_memory_model, to_model_proto
 from ...storage.onnx_domains import default_domain_opset
 from ...storage.onnx_files import load_onnx, normalize_model
@@ -39,6 +42,7 @@ from ..conversion.conversion_stages import (
     count_nodes,
     describe_source,
     fuse_norms,
+    image_notes,
     require_options,
     run_stages,
     unmeasured_forms_note,
@@ -103,6 +107,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
         precision, calibrate, preprocess, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float,
             external_data_name, compare_limit: as for ``export``. Generated inputs follow the export record of the file,
             if the file has a record.
+        normalize, input_layout, input_type: as for ``export``.
         simplify: compute constants, remove duplicate and unused nodes, and resolve shapes
             (`normdeploy.graphs.simplification`). This is done only if the result can be compared with the model;
             otherwise only norms are changed.
@@ -192,7 +197,29 @@ def load_file(optimization: OptimizeConversion) -> None:
     optimization.inputs = inputs
     if call.runtime in TENSORRT:
         optimization.codes = int32_codes.count_int32_dequantizers(proto)
-    optimization.proto = proto
+    optimization.proto = _prepare_images(optimization, proto)
+
+
+def _prepare_images(optimization: OptimizeConversion, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Insert the preparation of the images that the user requests, and describe the new inputs.
+
+    Raises:
+        GraphError: the file's metadata on images is malformed.
+        InputError: an option does not fit the file.
+    """
+    call = optimization.options
+    present = read_image_inputs(proto)
+    optimization.images = present
+    if not has_image_options(call):
+        return proto
+    label = call.error_label(proto)
+    found = describe_file_inputs(proto, call.inputs, call.dims, label, optimization.inputs)
+    images = resolve_image_inputs(call, found.specs, present, label)
+    optimization.images = (*present, *images)
+    if not optimization.inputs and not found.guessed:
+        optimization.inputs = found.specs
+    optimization.inputs = convert_specs(optimization.inputs, images)
+    return insert_image_nodes(proto, images, present)
 
 
 def _require_readable_opset(call: OptimizeCall, opset: int) -> None:
@@ -249,6 +276,7 @@ def add_file_notes(optimization: OptimizeConversion) -> None:
             f"{written} constants stored as int32, which TensorRT rejects, are now float32 with the same values"
         )
     notes += [f"the file declares values that contradict its nodes: {each}" for each in optimization.contradictions]
+    notes += image_notes(optimization.images)
     optimization.notes = [*notes, *optimization.notes, *unmeasured_forms_note(optimization.options)]
     count_nodes(optimization)
 
@@ -259,7 +287,8 @@ def amend_record(optimization: OptimizeConversion) -> None:
     proto = optimization.proto
     if call.dims:
         input_ranges.name_dynamic_dims(proto)
-    if call.dims or (optimization.account is not None and read_record(proto)):
+    record_image_inputs(proto, optimization.images)
+    if call.dims or has_image_options(call) or (optimization.account is not None and read_record(proto)):
         update_record(proto, optimization.inputs, {"precision": call.precision} if call.precision is not None else None)
 
 
@@ -288,9 +317,9 @@ def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequenc
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # Another tool or a newer version wrote the record. Only half precision and ranges of dims need the record, so
-        # the error is ignored if neither was requested.
-        if call.precision is not None or call.dims:
+        # Another tool or a newer version wrote the record. Only half precision, ranges of dims and images need the
+        # record, so the error is ignored if none was requested.
+        if call.precision is not None or call.dims or has_image_options(call):
             raise
         return ()
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
+from ...verb_options import (
+    ConversionOptions,
+    ImageInputOptions,
+    LoadingOptions,
+    option_field,
+    repeat_option_field,
+)
 from ..run.run_options import RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(ConversionOptions):
+class OptimizeOptions(ConversionOptions, ImageInputOptions):
     """Options for the file that ``optimize`` writes."""
 
     simplify: bool = option_field(

@@ -25,6 +25,7 @@ from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime
 from ...runtimes.trt_runner import is_engine
 from ...storage.export_record import read_record
 from ...storage.file_replacement import resolve_writable_path
+from ...storage.image_metadata import image_ranges
 from ...storage.npz_files import read_npz, write_npz
 from ...storage.onnx_files import load_onnx, require_terminating_file
 from ...types import PathLike
@@ -312,7 +313,12 @@ def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> 
     if call.stated_inputs:
         known |= parse_input_specs(source, call.stated_inputs)
     feeds, notes = generate_feeds(
-        runner.inputs, known, call.seed, call.profile_index or 0, runs=lambda tried: can_run(runner.infer, tried)
+        runner.inputs,
+        known,
+        call.seed,
+        call.profile_index or 0,
+        runs=lambda tried: can_run(runner.infer, tried),
+        pixels=recorded_pixels(source),
     )
     return feeds | load_arrays(call.stated_inputs, [spec.name for spec in runner.inputs]), notes
 
@@ -374,6 +380,20 @@ def recorded_specs(source: PathLike) -> dict[str, Any]:
         return {}
 
 
+def recorded_pixels(source: PathLike) -> dict[str, tuple[float, float]]:
+    """Read the ranges of the images that a file prepares itself.
+
+    Returns:
+        Name -> range; empty for an engine, or a file that onnx can't read.
+    """
+    if is_engine(source):
+        return {}
+    try:
+        return image_ranges(load_onnx(source, external_data=False))
+    except GraphError:
+        return {}
+
+
 def parse_input_specs(source: PathLike, texts: Sequence[str]) -> dict[str, InputSpec]:
     """Parse the user's texts on sizes and values of the inputs of an ONNX file.
 
@@ -406,6 +426,7 @@ def generate_feeds(
     profile: int,
     sizes: Mapping[str, int] | None = None,
     runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
+    pixels: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Generate random inputs for a model. Notes say which sizes and values had to be guessed.
 
@@ -416,6 +437,7 @@ def generate_feeds(
         sizes: name of a dynamic dim -> size.
         runs: function that returns whether the model runs on given inputs. Unknown sizes are chosen so that the model
             runs; the usual sizes are tried first.
+        pixels: name -> range of the images that the model prepares itself.
 
     Returns:
         Input name -> array, and notes.
@@ -438,8 +460,10 @@ def generate_feeds(
             for i, n in enumerate(shape)
         ]
         unsaid |= dict.fromkeys(dim.name for dim in dims if dim.name is not None)
-        recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(dims))
-        guessed.append(spec.name)
+        values = (pixels or {}).get(spec.name)
+        recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(dims), values)
+        if values is None:
+            guessed.append(spec.name)
 
     def generate_at_sizes(taken: Mapping[str, int]) -> dict[str, Any]:
         """Generate the inputs at the given sizes of the unknown dims.

@@ -13,6 +13,7 @@ from dataclasses import replace
 import onnx
 
 from ...graphs.declared_inputs import STRING, declared_inputs
+from ...image_input import ImageInput
 from ...inputs.input_cases import is_floating_input
 from ...model import Dim, InputSpec, LoadedModel
 
@@ -95,18 +96,22 @@ def _merge_value_range(ours: InputSpec, theirs: InputSpec) -> InputSpec:
     return ours
 
 
-def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, InputSpec]) -> list[str]:
+def describe_dynamic_inputs(
+    proto: onnx.ModelProto, recorded: Mapping[str, InputSpec], images: Sequence[ImageInput] = ()
+) -> list[str]:
     """Describe the inputs of a file, with names for the dynamic dims, in the format of
     `normdeploy.loading.input_request`.
 
     Args:
         recorded: inputs in the file's record, by name. Names of dims are taken from it, ranges are not.
+        images: images that the file prepares itself. Their channels are described on axis 1, as in the model.
 
     Returns:
         "x[batch,3,8,8]" for each input, in the file's order; [] if no dim is dynamic or an input can't be described.
     """
     texts = []
     is_dynamic = False
+    channels_last = {image.name for image in images if image.channels_last}
     for number, stated in enumerate(declared_inputs(proto.graph)):
         spec = recorded.get(stated.name)
         if spec is None:
@@ -115,6 +120,8 @@ def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, Input
             dims = _dims_as_names(spec.shape)
         if dims is None or stated.dtype in ("", STRING):
             return []
+        if stated.name in channels_last:
+            dims = (dims[0], dims[-1], *dims[1:-1])
         named = [dim if isinstance(dim, int) else _NOT_A_NAME.sub("_", dim) for dim in dims]
         named = [f"d{dim}" if isinstance(dim, str) and not dim[:1].isalpha() else dim for dim in named]
         is_dynamic |= any(isinstance(dim, str) for dim in named)

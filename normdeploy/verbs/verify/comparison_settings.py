@@ -110,7 +110,8 @@ class ComparisonSettings:
         Returns:
             keyword arguments, with the dataset opened.
         """
-        dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels, self.preprocessing)
+        preprocessing = None if self.preprocessing is None else self.preprocessing.for_images(model.images)
+        dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels, preprocessing)
         return {
             "seeds": self.seeds,
             "inputs": self.inputs,

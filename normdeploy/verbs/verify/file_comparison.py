@@ -208,6 +208,7 @@ def compare_files(
         word="" if own is not None else model.word,
         limits=(
             *dict.fromkeys(f"with the session option {c.option}" for c in candidates if c.option),
+            *([f"with images prepared as {model.image_claim} states"] if model.image_claim else []),
             *(
                 (
                     *_describe_unseen_sizes(model, compared),

@@ -12,9 +12,10 @@ from ...errors import ExportError, InputError, LoadError
 from ...inputs.file_inputs import read_recorded_inputs
 from ...model import LoadedModel
 from ...runtimes.trt_runner import is_engine
+from ...storage.image_metadata import read_image_inputs
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike
-from ...verb_options import LoadKeywords
+from ...verb_options import ImageInputOptions, LoadKeywords
 from ..arguments.argument_validation import has_examples
 from ..arguments.model_source import (
     is_live_module,
@@ -40,11 +41,13 @@ def load_original(
     loading: LoadKeywords,
     *,
     own_code: bool = False,
+    images: ImageInputOptions | None = None,
 ) -> tuple[Original, list[str]]:
     """Load the model that files are compared with: a PyTorch model, or an ONNX model given instead.
 
     Args:
         own_code: True if the user names functions. They need ``trust``, whatever the model is.
+        images: the user's options for images.
 
     Returns:
         (model, notes).
@@ -53,6 +56,7 @@ def load_original(
         InputError: options for a PyTorch model were given with an ONNX model.
         NormdeployError: as for `load_judged_model`.
     """
+    from .image_references import prepare_reference
     from .reference_models import is_ort_session, open_original
 
     if isinstance(source, str | os.PathLike):
@@ -70,22 +74,29 @@ def load_original(
             raise InputError(
                 f"{', '.join(given)}: applies to a PyTorch model, but the reference is an ONNX model; omit it"
             )
-        return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
+        return prepare_reference(
+            open_original(source, loading.get("inputs", ()), loading.get("dims", ())), files, images
+        )
     if own_code and path is None:
         # A model in memory runs no code of a file, so loading has no such option.
         loading = cast("LoadKeywords", {name: value for name, value in loading.items() if name != "trust"})
-    return load_judged_model(source, files, args, kwargs, loading)
+    return load_judged_model(source, files, args, kwargs, loading, images)
 
 
 def load_judged_model(
-    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
+    source: Source,
+    files: Sequence[PathLike],
+    args: Example,
+    kwargs: Mapping[str, Any] | None,
+    given: LoadKeywords,
+    images: ImageInputOptions | None = None,
 ) -> tuple[LoadedModel, list[str]]:
     """Load the PyTorch model with which ``files`` are compared.
 
     The export records of the files complete the given options. If a record restricts the sizes or values that the model
     itself accepts, the model's own inputs are used, and the claimed inputs are tried in addition
     (`verify.claimed_inputs`). A live module without given dims is traced with the dynamic dims of the files, if it runs
-    with them.
+    with them. The model takes the images that the files take (`verify.image_references`).
 
     Returns:
         (model, notes).
@@ -93,6 +104,17 @@ def load_judged_model(
     Raises:
         NormdeployError: as for ``recall_from_any`` and ``load_source``.
     """
+    from .image_references import prepare_reference
+
+    model, notes = _load_claimed_model(source, files, args, kwargs, given)
+    prepared, more = prepare_reference(model, files, images)
+    return cast("LoadedModel", prepared), [*notes, *more]
+
+
+def _load_claimed_model(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
+) -> tuple[LoadedModel, list[str]]:
+    """Load the model with the options and claims of the files' records, before its images are prepared."""
     followed, notes = recall_from_any(source, files, given)
     if is_live_module(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
         wider = _trace_with_file_dims(source, files, args, kwargs, given)
@@ -130,7 +152,7 @@ def _trace_with_file_dims(
         if is_engine(file) or not has_examples(args, kwargs):
             continue
         proto = load_onnx(file, external_data=False)
-        texts = describe_dynamic_inputs(proto, read_recorded_inputs(proto))
+        texts = describe_dynamic_inputs(proto, read_recorded_inputs(proto), read_image_inputs(proto))
         try:
             if texts:
                 return load_source(source, args, kwargs, {**given, "inputs": texts})

@@ -30,6 +30,7 @@ from ...runtimes.ort_runner import OrtRunner, run_session
 from ...runtimes.rounding_noise import RoundingRunner
 from ...runtimes.size_search import find_runnable_sizes
 from ...runtimes.torch_runners import EagerRunner, HalfRunner
+from ...storage.image_metadata import read_image_inputs
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...types import Arrays
 from .io_matching import TensorEnd, graph_ends
@@ -397,6 +398,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         inputs=found.specs,
         outputs=tuple(outputs),
         kind="onnx",
+        images=read_image_inputs(proto),
         proto=proto,
         label=label,
         path=path,

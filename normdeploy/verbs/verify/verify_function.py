@@ -22,6 +22,7 @@ from .folder_generation import generate_from_folder
 from .function_proof import FunctionProof, prove_against_reference
 from .io_matching import parse_map
 from .reference_loading import load_original
+from .reference_models import FileModel
 from .trace_check import compare_with_trace
 from .verify_options import VerifyCall
 
@@ -73,6 +74,8 @@ def verify(call: VerifyCall) -> Comparison:
             each of which becomes one sample (``normdeploy.inputs.image_preprocessing``).
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
             "accuracy5_drop".
+        normalize, input_layout, input_type: images that the files take, as for ``export``. The model prepares them in
+            the same way. None are needed if the files state their images, but then the verdict depends on this claim.
         map: the file's name of an input or output -> the model's name. It is needed if names differ and can't be
             matched by order.
         runners: names of runtimes from installed packages that also run ONNX files
@@ -106,7 +109,7 @@ def verify(call: VerifyCall) -> Comparison:
         rules = replace(rules, budget=budget)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(
-            call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code
+            call.source, every, call.args, call.kwargs, call.load_keywords, own_code=rules.runs_own_code, images=call
         )
     proofs: tuple[FunctionProof, ...] = ()
     is_onnx = isinstance(call.source, str | os.PathLike | onnx.ModelProto) and not isinstance(model, LoadedModel)
@@ -114,7 +117,8 @@ def verify(call: VerifyCall) -> Comparison:
         start = processor_time()
         with stage("prove"):
             names = parse_map(rules.names, model) if rules.names else {}
-            proofs = prove_against_reference(call.source, every, names, call.max_seconds, call.max_memory)
+            reference = model.proto if isinstance(model, FileModel) and model.images else call.source
+            proofs = prove_against_reference(reference, every, names, call.max_seconds, call.max_memory)
         # The proofs have a time limit of their own too.
         begun += processor_time() - start
         budget = replace(budget, begun=begun)
@@ -126,7 +130,7 @@ def verify(call: VerifyCall) -> Comparison:
     if is_live_module(call.source) and isinstance(model, LoadedModel):
         clock = budget.start_clock()
         with stage("trace"):
-            beside = compare_with_trace(cast("Any", call.source), model, clock)
+            beside = compare_with_trace(cast("Any", call.source), model.unprepared or model, clock)
         notes += [*filter(None, [beside.note]), *clock.describe_left_out()]
         limits = dict.fromkeys((*comparison.limits, *clock.describe_limits()))
         comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...types import PathLike, Progress
-from ...verb_options import LoadingOptions, RunnersOption, option_field
+from ...verb_options import ImageInputOptions, LoadingOptions, RunnersOption, option_field
 
 if TYPE_CHECKING:
     from ...compare.policy import Thresholds, Tolerances
@@ -160,7 +160,7 @@ class ProofOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(RunnersOption, ProofOption, GenerateOption, DriftOption, ComparisonOptions):
+class VerifyOptions(RunnersOption, ProofOption, GenerateOption, DriftOption, ComparisonOptions, ImageInputOptions):
     """Options of ``verify``."""
 
 
