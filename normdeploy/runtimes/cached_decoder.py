@@ -29,7 +29,7 @@ POSITIONS = "position_ids"
 LOGITS = "logits"
 PAST = "past_key_values."
 # Start of the names of a cache's inputs -> start of the names of its outputs.
-_RECURRENT = ("past_recurrent.", "past_ssm.")
+_RECURRENT = ("past_recurrent.", "past_ssm.", "past_state.")
 _CACHES = {start: start.replace("past", "present") for start in ("past_conv.", *_RECURRENT)} | {PAST: "present."}
 _KNOWN = (IDS, MASK, POSITIONS)
 _HOW = "export the folder with --task text-generation-with-past"

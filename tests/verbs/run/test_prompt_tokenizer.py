@@ -82,6 +82,8 @@ def _stand_in_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
             self._tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
             self.pad_token_id = self._tokenizer.token_to_id("<pad>")
             self.eos_token_id = self._tokenizer.token_to_id("</s>")
+            settings = json.loads(Path(folder, "tokenizer_config.json").read_text())
+            self.chat_template = settings.get("chat_template")
 
         @classmethod
         def from_pretrained(cls, folder: str, *, local_files_only: bool, trust_remote_code: bool) -> AutoTokenizer:
@@ -89,8 +91,17 @@ def _stand_in_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not trust_remote_code
             return cls(folder)
 
-        def __call__(self, text: str) -> dict[str, Any]:
-            return {"input_ids": self._tokenizer.encode(text).ids}
+        def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, Any]:
+            return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+        def apply_chat_template(
+            self, messages: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
+        ) -> str:
+            assert add_generation_prompt
+            assert not tokenize
+            if "raise_exception" in self.chat_template:
+                raise ValueError("no such role")
+            return f"{messages[0]['content']} eight"
 
         def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
             return str(self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
@@ -131,6 +142,63 @@ def test_without_a_tokenizer_nothing_ends_a_row(folder: Path) -> None:
     assert EOS in done.arrays["tokens"][0, :-2]
     ended = normdeploy.run(folder, generate=VOCABULARY + 1, prompt_ids=[[3]], tokenizer=folder)
     assert ended.arrays["tokens"][0, -1] == EOS
+
+
+def _set_template(folder: Path, template: str) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
+def test_chat_puts_the_prompt_into_the_template(folder: Path) -> None:
+    _set_template(folder, "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} eight{% endif %}")
+    done = normdeploy.run(folder, generate=1, prompts="one", chat=True)
+    # The template has no <s>, and none is added. "eight" is token 10.
+    assert done.inputs["input_ids"] == "int64[1, 2]"
+    assert done.arrays["tokens"].tolist() == [[11]]
+
+
+def test_chat_without_a_template_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="has no chat template, which --chat needs"):
+        normdeploy.run(folder, generate=1, prompts="one", chat=True)
+
+
+def test_chat_with_a_failing_template_is_refused(folder: Path) -> None:
+    _set_template(folder, "{{ raise_exception('no such role') }}")
+    with pytest.raises(InputError, match=r"the chat template in .* fails: .*no such role"):
+        normdeploy.run(folder, generate=1, prompts="one", chat=True)
+
+
+def test_prompt_without_tokens_is_refused(folder: Path) -> None:
+    # With <s>, an empty text has one token, as in transformers.
+    assert normdeploy.run(folder, generate=1, prompts="").inputs["input_ids"] == "int64[1, 1]"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.Sequence([])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(InputError, match="the prompt '' has no tokens"):
+        normdeploy.run(folder, generate=1, prompts="")
+
+
+def test_tokenizer_without_padding_pads_with_a_token_that_ends_a_text(folder: Path) -> None:
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["pad_token"]
+    file.write_text(json.dumps(settings))
+    done = normdeploy.run(folder, generate=2, prompts=["one two", "four"])
+    assert done.texts == (" three four", " five six")
+
+
+def test_tokenizer_of_another_model_is_noted(folder: Path) -> None:
+    proto = onnx.load(folder / "model.onnx")
+    inputs = tuple(InputSpec.from_sizes(name, "int64", (1, 1)) for name in ("input_ids", "attention_mask"))
+    signature = ModelSignature(inputs=inputs, outputs=("logits",), kind="huggingface")
+    write_record(proto, signature, {TOKENIZER_FLAG: hash_vocabulary(folder)})
+    onnx.save(proto, folder / "model.onnx")
+    assert normdeploy.run(folder, generate=1, prompts="one").notes == ()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["nine"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (note,) = normdeploy.run(folder, generate=1, prompts="one").notes
+    assert "is not that of the exported folder" in note
 
 
 def test_wrong_end_of_a_text_is_refused(folder: Path) -> None:
