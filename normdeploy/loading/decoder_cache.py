@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ..errors import ExportError
-from .key_value_cache import KINDS, prefilled_layer_class
+from .key_value_cache import KINDS, prefilled_layer_class, static_layer_class
 from .program_signature import dtype_name
 
 CONV = "conv"
@@ -81,17 +81,18 @@ class CacheSlot:
     def _number(self) -> str:
         return f"{self.layer}.{self.index}" if self.index else str(self.layer)
 
-    def describe_input(self, tensor: torch.Tensor) -> str:
+    def describe_input(self, tensor: torch.Tensor, length: str) -> str:
         """Describe the input in the notation of ``--input``.
 
         Args:
             tensor: a tensor of this place.
+            length: name of the dim of the keys' length.
 
         Returns:
             Name, dtype, dims and range of values.
         """
         if self.grows:
-            dims = f"batch,{tensor.shape[1]},past,{tensor.shape[3]}"
+            dims = f"batch,{tensor.shape[1]},{length},{tensor.shape[3]}"
         else:
             dims = ",".join(["batch", *map(str, tensor.shape[1:])])
         return f"{self.past_name}:{dtype_name(tensor)}[{dims}]{{-3.0:3.0}}"
@@ -169,7 +170,9 @@ def read_cache(cache: Any, slots: Sequence[CacheSlot]) -> list[torch.Tensor]:
     return tensors
 
 
-def make_decoder_cache(slots: Sequence[CacheSlot], tensors: Sequence[torch.Tensor], layers: int) -> Any:
+def make_decoder_cache(
+    slots: Sequence[CacheSlot], tensors: Sequence[torch.Tensor], layers: int, start: torch.Tensor | None = None
+) -> Any:
     """Make a cache that contains tensors of earlier tokens, whose number may be 0.
 
     Args:
@@ -179,17 +182,29 @@ def make_decoder_cache(slots: Sequence[CacheSlot], tensors: Sequence[torch.Tenso
     Returns:
         A DynamicCache.
     """
+    from transformers import DynamicCache
     from transformers.cache_utils import DummyLayer
 
-    cache = _prefilled_cache_class()()
+    if any(slot.is_recurrent for slot in slots):
+        # One token alone is read, so the layers may take their branch for one token, as in eager mode.
+        cache = DynamicCache()
+    else:
+        cache = _prefilled_cache_class()()
     given = dict(zip(slots, tensors, strict=True))
     made = []
     for number in range(layers):
         own = {slot: tensor for slot, tensor in given.items() if slot.layer == number}
         pair = [tensor for slot, tensor in own.items() if slot.grows]
         states = {slot: tensor for slot, tensor in own.items() if not slot.grows}
+        if states and pair and start is not None:
+            raise ExportError(
+                "a layer of the model's cache has keys and values beside a state, for which no static cache is"
+                " supported; export with the task text-generation-with-past"
+            )
         if states:
             made.append(_state_layer_class(bool(pair))(pair, states))
+        elif pair and start is not None:
+            made.append(static_layer_class()(*pair, start))
         elif pair:
             made.append(prefilled_layer_class()(*pair))
         else:

@@ -35,6 +35,8 @@ from .decoder_cache import (
 from .torch_pickles import first_line
 from .torch_state import silence_logger
 
+# Input of a static cache: the place of the first new token, int64 [1].
+CACHE_POSITION = "cache_position"
 # Value that RWKV gives its largest exponent before the first token (``RwkvModel.forward``).
 _LOWEST_EXPONENT = -1e30
 # Places of the denominator and of the largest exponent in RWKV's list of states.
@@ -62,6 +64,7 @@ class DecoderStates(Protocol):
         slots: places of the cache's tensors.
         examples: one tensor for each slot, as one run leaves them.
         reads_mask: False if the model ignores its attention_mask.
+        can_be_static: True if the keys and values can have a fixed length.
     """
 
     @property
@@ -72,6 +75,9 @@ class DecoderStates(Protocol):
 
     @property
     def reads_mask(self) -> bool: ...
+
+    @property
+    def can_be_static(self) -> bool: ...
 
     def run(self, given: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> StatefulRun:
         """Run the decoder on new tokens after ``states``.
@@ -147,10 +153,13 @@ class _CacheObject:
     examples: Sequence[torch.Tensor]
     layers: int
     reads_mask: bool = True
+    can_be_static: bool = True
 
     def run(self, given: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> StatefulRun:
-        cache = make_decoder_cache(self.slots, states, self.layers)
         given = dict(given)
+        # Only a static cache is told its first free place.
+        start = given.pop(CACHE_POSITION, None)
+        cache = make_decoder_cache(self.slots, states, self.layers, start)
         if self.keyword == "cache_params" and "attention_mask" in given:
             # A model without attention masks the new tokens alone.
             given["attention_mask"] = given["attention_mask"][:, -given["input_ids"].shape[1] :]
@@ -162,13 +171,15 @@ class _CacheObject:
 class _StateList:
     """List of five tensors (RWKV): two shifted inputs, numerators, denominators and largest exponents."""
 
+    reads_mask = False
+    can_be_static = False
+
     def __init__(self, forward: Callable[..., Any], states: Sequence[torch.Tensor]) -> None:
         if len(states) != _EXPONENT + 1:
             raise ExportError(f"the model's cache is a list of {len(states)} tensors, not of five as that of RWKV")
         self._forward = forward
         self.slots = [CacheSlot(place, STATE) for place in range(len(states))]
         self.examples = states
-        self.reads_mask = False
 
     def run(self, given: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> StatefulRun:
         # The model writes into its states, but the inputs of a trace must not change.
@@ -183,6 +194,9 @@ class _StateList:
 class _LayerTuples:
     """Object with a tuple of tensors for each layer (xLSTM)."""
 
+    reads_mask = False
+    can_be_static = False
+
     def __init__(self, forward: Callable[..., Any], keyword: str, cache: Any) -> None:
         self._forward = forward
         self._keyword = keyword
@@ -191,7 +205,6 @@ class _LayerTuples:
             CacheSlot(layer, RECURRENT, place) for layer, states in cache.rnn_state.items() for place in range(len(states))
         ]
         self.examples = [state for states in cache.rnn_state.values() for state in states]
-        self.reads_mask = False
 
     def run(self, given: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> StatefulRun:
         cache = type(self._cache)(self._cache.config, max_batch_size=1, dtype=states[0].dtype)
@@ -227,6 +240,9 @@ def _find_stateful_blocks(model: nn.Module) -> list[_Block]:
 class _BlockStates:
     """States in the recurrent layers, and a ``Cache`` for the attention (RecurrentGemma)."""
 
+    reads_mask = True
+    can_be_static = False
+
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], tokens: torch.Tensor, blocks: Sequence[_Block]
     ) -> None:
@@ -244,7 +260,6 @@ class _BlockStates:
         states = [CacheSlot(block.layer, kind) for block in blocks for kind in (CONV, RECURRENT)]
         self.slots = [*self._pairs, *states]
         self.examples = [*read_cache(cache, self._pairs), *self._take_states()]
-        self.reads_mask = True
 
     def run(self, given: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> StatefulRun:
         count = len(self._pairs)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import GraphError, InputError
 from ...inputs.token_prompts import MASK, USUAL_LENGTH, PromptBatch, draw_prompts, pad_left, read_prompts
-from ...runtimes.cached_decoder import LOGITS, CachedDecoder, find_decoder_ports, generate_greedily
+from ...runtimes.cached_decoder import LOGITS, CachedDecoder, find_decoder_ports, generate_greedily, require_places
 from ...runtimes.trt_runner import is_engine
 from ...storage.export_record import TOKENIZER_FLAG, read_record
 from ...storage.npz_files import read_npz
@@ -124,6 +124,8 @@ def generate_tokens(runner: LiveRunner, source: PathLike, call: RunCall, count: 
         prompts = draw_prompts(vocabulary, USUAL_LENGTH, call.seed)
         notes.append(f"no prompt was passed: a {prompts.name} is continued")
     _require_known_tokens(label, runner, prompts)
+    if ports.cache_length is not None:
+        require_places(prompts.ids.shape[1] + count - 1, ports.cache_length)
     _require_positions(label, prompts, count, recorded.positions)
     rows = generate_greedily(CachedDecoder(runner.infer, ports), prompts, count, text_end)
     tokens = np.full((len(rows), max(map(len, rows))), text_end.padding if text_end else 0, np.int64)
