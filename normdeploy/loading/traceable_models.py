@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
+from ..model import Dim
 from .decoder_states import CACHE_POSITION, find_decoder_states, run_with_cache
 from .default_inputs import DefaultInputs, infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
@@ -375,6 +376,8 @@ def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[
     }
     sizes = unstated_ranges(ready, stated)
     if ready.static_length:
+        if "cache" in wishes.stated:
+            _require_one_length(wishes.dims["cache"])
         described = [_add_places(text, sizes, stated) for text in described]
     ranges = [f"{name}={text}" for name, text in sizes.items()]
     request = parse_input_request(described, [*dims, *ranges])
@@ -467,6 +470,15 @@ def _choose_static_sizes(ready: TraceableModel, stated: Mapping[str, int]) -> di
         )
     sizes = {"cache": f"{length}:{length}:{length}", "seq": f"1:{min(8, tokens)}:{tokens}"}
     return {name: text for name, text in sizes.items() if name not in stated}
+
+
+def _require_one_length(cache: Dim) -> None:
+    """Raise InputError if the user states a range for the length of a static cache."""
+    if cache.min != cache.max:
+        raise InputError(
+            f"a static cache has one length, but {cache.min} to {cache.max} were requested: pass --dim"
+            f" cache={cache.max}:{cache.max}:{cache.max}"
+        )
 
 
 def _add_places(text: str, sizes: Mapping[str, str], stated: Mapping[str, int]) -> str:

@@ -64,10 +64,7 @@ class DecoderPorts:
     @property
     def cache_length(self) -> int | None:
         """Return the number of places of a static cache; None if the cache grows."""
-        if PLACE not in self.inputs:
-            return None
-        lengths = [self.inputs[name].shape[2] for name in self.cache if name.startswith(PAST)]
-        return next((size for size in lengths if isinstance(size, int)), None)
+        return find_static_length(self.inputs)
 
     @property
     def fixed_batch(self) -> int | None:
@@ -111,7 +108,7 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f"{label} has no cache among its inputs ({PAST}0.key), so it can't read one token after the other: it has"
             f" {_list_names(specs)}; if the model is a decoder, {_HOW}"
         )
-    if PLACE not in specs:
+    if find_static_length(specs) is None:
         _refuse_static_cache(label, specs, [name for name, start in past.items() if start == PAST])
     if foreign := [name for name in specs if name not in (*_KNOWN, *past)]:
         raise InputError(
@@ -128,6 +125,23 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f" {_list_names(outputs)}; {_HOW}"
         )
     return DecoderPorts(specs, cache)
+
+
+def find_static_length(specs: Mapping[str, TensorSpec]) -> int | None:
+    """Find the number of places of a static cache.
+
+    Returns:
+        The fixed length of all keys and values, if the file has an input of one axis for the places of new tokens; None
+        otherwise.
+    """
+    if PLACE not in specs or len(specs[PLACE].shape) != 1:
+        return None
+    shapes = [spec.shape for name, spec in specs.items() if name.startswith(PAST)]
+    lengths = {shape[2] for shape in shapes if len(shape) == 4}
+    if len(lengths) != 1:
+        return None
+    (length,) = lengths
+    return length if isinstance(length, int) else None
 
 
 def _refuse_static_cache(label: str, specs: Mapping[str, TensorSpec], past: Sequence[str]) -> None:
@@ -247,7 +261,9 @@ class CachedDecoder:
             require_places(self._mask.shape[1], length)
             # The mask of a static cache is as long as the cache.
             values[MASK] = np.pad(self._mask, ((0, 0), (0, length - self._mask.shape[1])))
-            values[PLACE] = np.array([place], np.int64)
+            # Files of other exporters take the place of each new token.
+            places = 1 if self._ports.inputs[PLACE].shape == (1,) else ids.shape[1]
+            values[PLACE] = place + np.arange(places, dtype=np.int64)
         feeds: dict[str, Any] = {
             name: value.astype(self._ports.inputs[name].dtype)
             for name, value in values.items()
