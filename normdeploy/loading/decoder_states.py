@@ -202,7 +202,9 @@ class _LayerTuples:
         self._keyword = keyword
         self._cache = cache
         self.slots = [
-            CacheSlot(layer, RECURRENT, place) for layer, states in cache.rnn_state.items() for place in range(len(states))
+            CacheSlot(layer, RECURRENT, place)
+            for layer, states in cache.rnn_state.items()
+            for place in range(len(states))
         ]
         self.examples = [state for states in cache.rnn_state.values() for state in states]
 

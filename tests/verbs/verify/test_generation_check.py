@@ -368,7 +368,9 @@ def test_file_with_a_static_cache_generates_the_same_tokens(model: LoadedModel, 
     np.testing.assert_array_equal(static.arrays["tokens"], growing.arrays["tokens"])
     # The last token is not read, so it needs no place.
     assert normdeploy.run(path, generate=PLACES, prompt_ids=[[1]]).arrays["tokens"].shape == (1, PLACES)
-    with pytest.raises(InputError, match=f"{PLACES + 1} tokens are read, but the static cache of the file has {PLACES}"):
+    with pytest.raises(
+        InputError, match=f"{PLACES + 1} tokens are read, but the static cache of the file has {PLACES}"
+    ):
         normdeploy.run(path, generate=PLACES + 1, prompt_ids=[[1]])
     with pytest.raises(InputError, match=f"are read as 40 positions, but static.onnx takes {PLACES}; .*cache=41:41:41"):
         check_generation(model, EagerLoop(Decoder()), [path], count=40)
