@@ -148,7 +148,7 @@ def test_new_tokens_fit_behind_the_place_of_a_static_cache(dims: list[str], leng
 
 @pytest.mark.parametrize("dims", [["cache=65:65:65"], ["cache=8:8:8", "seq=1:8:9"]])
 def test_static_cache_that_does_not_fit_is_refused(dims: list[str]) -> None:
-    with pytest.raises(InputError, match="the static cache has (65|8) places .* has 64 positions"):
+    with pytest.raises(InputError, match=r"the static cache has (65|8) places .* has 64 positions"):
         request_inputs(STATIC, (), dims)
 
 

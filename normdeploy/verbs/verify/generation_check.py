@@ -301,10 +301,11 @@ def _require_room(length: int, count: int, room: int, source: str, name: str, di
     if length + count - 1 <= room:
         return
     least = f"{name}: " if name else ""
+    larger = dim.format(length + count)
     raise InputError(
         f"{least}{count} tokens after {length} of the prompt are read as {length + count - 1} positions, but {source}"
-        f" takes {room}; generate at most {max(room - length + 1, 0)}, or export with --dim {dim.format(length + count)} if the model"
-        " has the positions"
+        f" takes {room}; generate at most {max(room - length + 1, 0)}, or export with --dim {larger} if the model has"
+        " the positions"
     )
 
 

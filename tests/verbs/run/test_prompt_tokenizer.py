@@ -214,11 +214,9 @@ def test_more_tokens_than_positions_are_refused(folder: Path) -> None:
     record_export(folder / "model.onnx", {}, positions=6)
     # <s> and "one" are read, and so are four of the five generated tokens.
     assert normdeploy.run(folder, generate=5, prompts="one").arrays["tokens"].shape == (1, 5)
-    with pytest.raises(
-        InputError, match="6 tokens after 2 .* are read as 7 positions, but model.onnx takes 6; .* most 5"
-    ):
+    with pytest.raises(InputError, match=r"6 tokens after 2 .* read as 7 positions, but model.onnx takes 6; .* most 5"):
         normdeploy.run(folder, generate=6, prompts="one")
-    with pytest.raises(InputError, match="the token id 12 of a prompt is not among the 12 tokens of model.onnx"):
+    with pytest.raises(InputError, match=r"the token id 12 of a prompt is not among the 12 tokens of"):
         normdeploy.run(folder, generate=1, prompt_ids=[[VOCABULARY]])
 
 
