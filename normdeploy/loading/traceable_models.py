@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from ..errors import InputError
-from ..model import Dim
 from .decoder_states import CACHE_POSITION, find_decoder_states, run_with_cache
 from .default_inputs import DefaultInputs, infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
@@ -32,6 +31,7 @@ from .key_value_cache import (
     pair_keys_values,
 )
 from .program_signature import dtype_name
+from .static_cache_sizes import LENGTH, choose_static_sizes, require_one_length, state_places
 
 # Number of positions if neither the config nor a table of the model determines the number.
 _POSITIONS = 512
@@ -85,9 +85,7 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     if part is not None:
         return _PARTS[part](model, folder)
     if task is not None and task.past:
-        if task.static:
-            return _prepare_static_decoder(model)
-        return _prepare_decoder_only(model)
+        return _prepare_decoder_only(model, static=task.static)
     default = infer_default_inputs(model, folder)
     inputs = default.specs
     if task is None:
@@ -198,19 +196,33 @@ def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: s
     ]
 
 
-def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
+def _prepare_decoder_only(model: nn.Module, *, static: bool) -> TraceableModel:
     """Prepare a decoder that takes the cache of past tokens as inputs. It returns the cache of the past tokens and the
     new tokens.
+
+    Args:
+        static: the keys and values have a fixed length, the dim "cache". The input ``cache_position`` is the place of
+            the first new token. Earlier places hold past tokens, and later places are free.
     """
     known = inspect.signature(model.forward).parameters
     states = find_decoder_states(model, _text_config_of(model), _make_example_tokens())
+    grows = any(slot.grows for slot in states.slots)
+    if static and not (grows and states.can_be_static):
+        raise InputError(
+            f"{type(model).__name__} has no keys and values, or other states than transformers' cache holds, so it has"
+            " no static cache; export it with the task text-generation-with-past"
+        )
+    limit = _position_limit(model)
     inputs = ["input_ids:int64[batch,seq]"]
     if "attention_mask" in known and states.reads_mask:
-        inputs += ["attention_mask:int64[batch,past+seq]"]
+        inputs += [f"attention_mask:int64[batch,{'cache' if static else 'past+seq'}]"]
     if "position_ids" in known:
-        inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"]
+        inputs += [f"position_ids:int64[batch,seq]{{0:{limit}}}"]
+    if static:
+        inputs += [f"{CACHE_POSITION}:int64[1]"]
     keys = input_names(inputs)
-    inputs += [slot.describe_input(tensor, "past") for slot, tensor in zip(states.slots, states.examples, strict=True)]
+    length = "cache" if static else "past"
+    inputs += [slot.describe_input(tensor, length) for slot, tensor in zip(states.slots, states.examples, strict=True)]
     presents = [slot.present_name for slot in states.slots]
 
     def forward_with_past(*tensors: torch.Tensor) -> Outputs:
@@ -223,48 +235,10 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
     return TraceableModel(
         replace_forward(model, len(inputs), forward_with_past),
         inputs,
-        new="seq",
-        positions=_position_limit(model),
-        unlimited=not any(slot.grows for slot in states.slots),
-        one_token=one_token,
-        notes=(_ONE_TOKEN,) if one_token else (),
-    )
-
-
-def _prepare_static_decoder(model: nn.Module) -> TraceableModel:
-    """Prepare a decoder whose keys and values have a fixed length. The dim "cache" is this length.
-
-    The input ``cache_position`` is the place of the first new token. Earlier places hold past tokens, and later places
-    are free.
-    """
-    known = inspect.signature(model.forward).parameters
-    states = find_decoder_states(model, _text_config_of(model), _make_example_tokens())
-    if not states.can_be_static or not any(slot.grows for slot in states.slots):
-        raise InputError(
-            f"{type(model).__name__} has no keys and values, so its cache never grows; export it with the task"
-            " text-generation-with-past"
-        )
-    inputs = ["input_ids:int64[batch,seq]"]
-    if "attention_mask" in known:
-        inputs += ["attention_mask:int64[batch,cache]"]
-    if "position_ids" in known:
-        inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"]
-    inputs += [f"{CACHE_POSITION}:int64[1]"]
-    keys = input_names(inputs)
-    inputs += [slot.describe_input(tensor, "cache") for slot, tensor in zip(states.slots, states.examples, strict=True)]
-    presents = [slot.present_name for slot in states.slots]
-
-    def forward_with_cache(*tensors: torch.Tensor) -> Outputs:
-        given = dict(zip(keys, tensors[: len(keys)], strict=True))
-        made = states.run(given, tensors[len(keys) :])
-        return {"logits": made.logits, **dict(zip(presents, made.states, strict=True))}
-
-    one_token = any(slot.is_recurrent for slot in states.slots)
-    return TraceableModel(
-        replace_forward(model, len(inputs), forward_with_cache),
-        inputs,
-        static_length=_position_limit(model),
-        positions=_position_limit(model),
+        new="" if static else "seq",
+        positions=limit,
+        unlimited=not grows,
+        static_length=limit if static else 0,
         one_token=one_token,
         notes=(_ONE_TOKEN,) if one_token else (),
     )
@@ -376,9 +350,9 @@ def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[
     }
     sizes = unstated_ranges(ready, stated)
     if ready.static_length:
-        if "cache" in wishes.stated:
-            _require_one_length(wishes.dims["cache"])
-        described = [_add_places(text, sizes, stated) for text in described]
+        if LENGTH in wishes.stated:
+            require_one_length(wishes.dims[LENGTH])
+        described = [state_places(text, sizes, stated) for text in described]
     ranges = [f"{name}={text}" for name, text in sizes.items()]
     request = parse_input_request(described, [*dims, *ranges])
     return replace(request, assumed=frozenset(request.dims) - wishes.stated, notes=ready.notes)
@@ -424,7 +398,7 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     """
     ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
     if ready.static_length:
-        return _choose_static_sizes(ready, stated)
+        return choose_static_sizes(ready.static_length, ready.positions, stated, one_token=ready.one_token)
     if not ready.new:
         return ranges
     new = ready.new
@@ -451,42 +425,6 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     if any("past" in text.partition("[")[2] for text in ready.inputs):
         shared["past"] = f"0:{min(8, past)}:{past}"
     return ranges | {name: text for name, text in shared.items() if name not in stated}
-
-
-def _choose_static_sizes(ready: TraceableModel, stated: Mapping[str, int]) -> dict[str, str]:
-    """Choose the length of a static cache and the range of new tokens, as in ``unstated_ranges``.
-
-    Raises:
-        InputError: the cache is longer than the model's positions, or shorter than the new tokens.
-    """
-    length = stated.get("cache", ready.static_length)
-    default = 1 if ready.one_token else max(1, length // 2)
-    tokens = stated.get("seq", default)
-    if length > ready.positions or tokens > length or (ready.one_token and tokens > 1):
-        raise InputError(
-            f"the static cache has {length} places for {tokens} new tokens, but the model has {ready.positions}"
-            f" positions{' and reads one token in each run' if ready.one_token else ''}; pass a length with --dim"
-            " cache=N:N:N, and at most so many new tokens with --dim seq=1:8:N"
-        )
-    sizes = {"cache": f"{length}:{length}:{length}", "seq": f"1:{min(8, tokens)}:{tokens}"}
-    return {name: text for name, text in sizes.items() if name not in stated}
-
-
-def _require_one_length(cache: Dim) -> None:
-    """Raise InputError if the user states a range for the length of a static cache."""
-    if cache.min != cache.max:
-        raise InputError(
-            f"a static cache has one length, but {cache.min} to {cache.max} were requested: pass --dim"
-            f" cache={cache.max}:{cache.max}:{cache.max}"
-        )
-
-
-def _add_places(text: str, sizes: Mapping[str, str], stated: Mapping[str, int]) -> str:
-    """State the range of the input ``cache_position``: the new tokens after it must fit into the cache."""
-    if not text.startswith(f"{CACHE_POSITION}:"):
-        return text
-    largest = {name: int(size.rpartition(":")[2]) for name, size in sizes.items()} | dict(stated)
-    return f"{text}{{0:{largest['cache'] - largest['seq'] + 1}}}"
 
 
 def _mask_keywords(mask: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -122,7 +122,7 @@ def test_model_that_does_not_run_is_refused_without_a_traceback() -> None:
 
 
 def test_model_without_keys_has_no_static_cache(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Rwkv has no keys and values, so its cache never grows"):
+    with pytest.raises(InputError, match="Rwkv has no keys and values, or other states"):
         prepare_model(Rwkv(), tmp_path, find_task("text-generation-with-static-cache"), None)
 
 
