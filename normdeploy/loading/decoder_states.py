@@ -250,12 +250,12 @@ class _BlockStates:
     ) -> None:
         from transformers import DynamicCache
 
-        self._model = model
         self._forward = forward
         self._blocks = blocks
         cache = DynamicCache()
         run_with_cache(model, input_ids=tokens, past_key_values=cache)
-        self._layers = len(model.get_submodule(model.base_model_prefix).layers)  # type: ignore[arg-type, call-arg]
+        # Layers after the last attention do not use the cache.
+        self._layers = len(cache.layers)
         recurrent = {block.layer for block in blocks}
         attention = [layer for layer in range(len(cache.layers)) if layer not in recurrent]
         self._pairs = [CacheSlot(layer, kind) for layer in attention for kind in ("key", "value")]
