@@ -22,15 +22,20 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Change:
-    """Replacement of one node.
+    """Change of one node, which then computes with real tensors.
 
     Attributes:
-        inserted: nodes in their order. The last node replaces ``node``.
-        users: nodes that read ``node`` before the change.
+        args, meta: arguments and description of the node before the change.
+        real: node before it, which gives a complex tensor as a real one.
+        made: node behind it, which gives the complex result.
+        users: nodes that read the node before the change.
     """
 
     node: torch.fx.Node
-    inserted: list[torch.fx.Node]
+    args: tuple[Any, ...]
+    meta: dict[str, Any]
+    real: torch.fx.Node
+    made: torch.fx.Node
     users: list[torch.fx.Node]
 
 
@@ -51,15 +56,17 @@ def write_complex_as_real(program: torch.export.ExportedProgram) -> Iterator[Non
     changes: list[_Change] = []
     try:
         for node in nodes:
-            changes.append(_replace(node))
+            changes.append(_write_as_real(node))
         _recompile(changes)
         yield
     finally:
         for change in reversed(changes):
             for user in change.users:
-                user.replace_input_with(change.inserted[-1], change.node)
-            for made in reversed(change.inserted):
-                made.graph.erase_node(made)
+                user.replace_input_with(change.made, change.node)
+            change.node.args = change.args
+            change.node.meta = change.meta
+            for inserted in (change.made, change.real):
+                inserted.graph.erase_node(inserted)
         _recompile(changes)
 
 
@@ -83,24 +90,26 @@ def _is_complex(operand: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex()
 
 
-def _replace(node: torch.fx.Node) -> _Change:
+def _write_as_real(node: torch.fx.Node) -> _Change:
+    args = node.args
+    meta = node.meta
     users = list(node.users)
-    source = node.args[0]
+    source = args[0]
+    operand: Any = args[1]
     assert isinstance(source, torch.fx.Node)
+    if node.target is _aten.unsqueeze.default and operand < 0:
+        # The real tensor has one more axis at the end.
+        operand -= 1
+    view = _aten.view_as_real.default
     with node.graph.inserting_before(node):
-        real = _insert(node, _aten.view_as_real.default, source)
-        operand: Any = node.args[1]
-        if node.target is _aten.unsqueeze.default and operand < 0:
-            # The real tensor has one more axis at the end.
-            operand -= 1
-        changed = _insert(node, node.target, real, operand)
-        made = _insert(node, _aten.view_as_complex.default, changed)
+        real = node.graph.call_function(view, (source,))
+    real.meta = {**meta, "val": view(source.meta["val"])}
+    node.args = (real, operand)
+    target: Any = node.target
+    node.meta = {**meta, "val": target(real.meta["val"], operand)}
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(_aten.view_as_complex.default, (node,))
+    made.meta = meta
     for user in users:
         user.replace_input_with(node, made)
-    return _Change(node, [real, changed, made], users)
-
-
-def _insert(node: torch.fx.Node, target: Any, source: torch.fx.Node, *args: Any) -> torch.fx.Node:
-    made = node.graph.call_function(target, (source, *args))
-    made.meta = {**node.meta, "val": target(source.meta["val"], *args)}
-    return made
+    return _Change(node=node, args=args, meta=meta, real=real, made=made, users=users)

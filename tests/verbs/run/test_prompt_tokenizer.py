@@ -150,8 +150,9 @@ def test_without_a_tokenizer_nothing_ends_a_row(folder: Path) -> None:
 def record_export(file: Path, flags: dict[str, Any], positions: int = 64) -> None:
     """Write the record of an export with ``positions`` positions into a file."""
     proto = onnx.load(file)
-    parts = (Dim("past", 0, 8, positions // 2), Dim("seq", 1, 8, positions - positions // 2))
-    total = Dim("past + seq", 1, 16, positions, terms=parts)
+    half = positions // 2
+    parts = (Dim("past", 0, half, half), Dim("seq", 1, half, half))
+    total = Dim("past + seq", 1, positions, positions, terms=parts)
     inputs = (InputSpec("attention_mask", "int64", (Dim("batch", 1, 8, 64), total)),)
     write_record(proto, ModelSignature(inputs=inputs, outputs=("logits",), kind="huggingface"), flags)
     onnx.save(proto, file)
