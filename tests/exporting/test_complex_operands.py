@@ -30,7 +30,7 @@ class Rotation(nn.Module):
 def test_rotation_by_complex_numbers_is_that_of_torch(axis: int) -> None:
     torch.manual_seed(0)
     x, angles = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 3)
-    module = Rotation(axis, 1.5)
+    module = Rotation(axis, 1.5).eval()
     model = from_module(module, (x, angles), inputs=["x[batch,3,4,6]", "angles[batch,3,3]"])
     before = str(model.program.graph)
     proto = export_to_proto(model)
