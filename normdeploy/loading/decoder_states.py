@@ -157,7 +157,7 @@ class _CacheObject:
 
     def run(self, given: Mapping[str, torch.Tensor], states: Sequence[torch.Tensor]) -> StatefulRun:
         given = dict(given)
-        # Only a static cache is told its first free place.
+        # Only a static cache takes its first free place as an input.
         start = given.pop(CACHE_POSITION, None)
         cache = make_decoder_cache(self.slots, states, self.layers, start)
         if self.keyword == "cache_params" and "attention_mask" in given:
