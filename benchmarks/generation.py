@@ -60,6 +60,34 @@ _HYBRID = {
     **{"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8},
     **{"mamba_expand": 1, "mamba_chunk_size": 16, "head_dim": 8},
 }
+_NEO = {
+    **{"vocab_size": 99, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48},
+    **{"attention_types": [[["global", "local"], 1]], "window_size": 16, "max_position_embeddings": 128},
+    **{"bos_token_id": 1, "eos_token_id": 2},
+}
+_CHUNKED = {
+    **{**_GROUPED, "head_dim": 8, "attention_chunk_size": 16, "intermediate_size_mlp": 48, "num_local_experts": 4},
+    **{
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+        "interleave_moe_layer_step": 2,
+    },
+    "num_experts_per_tok": 1,
+}
+_TOKENS = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_STATES = {**_TOKENS, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
+_HEADS = {"num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8}
+_GRIFFIN = {
+    **{**_TOKENS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1},
+    **{"intermediate_size": 48, "lru_width": 32, "attention_window_size": 16},
+    "block_types": ["recurrent", "recurrent", "attention"],
+}
+_RWKV = {
+    **{"vocab_size": 99, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2},
+    **{"context_length": 128, "bos_token_id": 1, "eos_token_id": 2},
+}
+# The keys of xLSTM have multiples of 64 values in all.
+_XLSTM = {**_TOKENS, "hidden_size": 128, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 4, "chunk_size": 8}
 
 
 def _of(name: str, **settings: Any) -> Any:
@@ -116,6 +144,14 @@ FAMILIES = (
         **_QWEN_EXPERTS,
         **_NEXT,
     ),
+    _family("GPT-Neo", "GPTNeoForCausalLM", "GPTNeoConfig", "local attention of 16", **_NEO),
+    _family("Llama 4", "Llama4ForCausalLM", "Llama4TextConfig", "chunks of 16, complex rotary positions", **_CHUNKED),
+    _family("Mamba", "MambaForCausalLM", "MambaConfig", "states alone", **_STATES),
+    _family("Mamba 2", "Mamba2ForCausalLM", "Mamba2Config", "states alone", **_STATES, **_HEADS),
+    _family("FalconMamba", "FalconMambaForCausalLM", "FalconMambaConfig", "states alone", **_STATES),
+    _family("RecurrentGemma", "RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", "states in layers", **_GRIFFIN),
+    _family("RWKV", "RwkvForCausalLM", "RwkvConfig", "states alone, no mask", **_RWKV),
+    _family("xLSTM", "xLSTMForCausalLM", "xLSTMConfig", "states alone, no mask", **_XLSTM),
 )
 
 
@@ -228,7 +264,8 @@ def write_table(measured: dict[str, list[str]]) -> None:
     heading = "# Generated tokens of exported decoders\n\n" + (__doc__ or "").partition("\n\n")[0] + "\n\n"
     summary = (
         f"{equal} of {len(table)} families generate the tokens of eager mode, {COUNT} after each of three prompts, in"
-        " onnxruntime with its optimizer on. Two of the prompts are read together, padded on the left."
+        " onnxruntime with its optimizer on. Two of the prompts are read together, padded on the left. Models that"
+        " ignore their mask read one prompt."
     )
     versions = (
         f"torch {version('torch')}, transformers {version('transformers')}, onnxruntime-gpu"

@@ -90,11 +90,44 @@ class Decoder(nn.Module):
         keys = torch.cat([key, rotate(k, places)], 2)
         values = torch.cat([value, v], 2)
         scores = rotate(q, places) @ keys.transpose(-1, -2) / HEAD**0.5
-        before = torch.arange(ids.shape[1])[:, None] + key.shape[2] >= torch.arange(keys.shape[2])
-        allowed = before & (self.seen(mask)[:, None, None, :] != 0)
+        distance = torch.arange(ids.shape[1])[:, None] + key.shape[2] - torch.arange(keys.shape[2])
+        return self.mix(x, scores, distance, mask, values), keys, values
+
+    def read_static(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        place: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Read tokens into a static cache, from the place ``place`` on.
+
+        Returns:
+            logits, all keys, all values.
+        """
+        x = self.embed(ids)
+        parts = self.project(self.norm(x)).chunk(3, -1)
+        q, k, v = (p.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for p in parts)
+        places = torch.arange(ids.shape[1]) + place
+        index = places[None, None, :, None].expand_as(k)
+        keys, values = key.scatter(2, index, rotate(k, positions)), value.scatter(2, index, v)
+        scores = rotate(q, positions) @ keys.transpose(-1, -2) / HEAD**0.5
+        distance = places[:, None] - torch.arange(keys.shape[2])
+        return self.mix(x, scores, distance, mask, values), keys, values
+
+    def mix(
+        self, x: torch.Tensor, scores: torch.Tensor, distance: torch.Tensor, mask: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        allowed = self.sees(distance) & (self.seen(mask)[:, None, None, :] != 0)
         weights = scores.masked_fill(~allowed, -1e9).softmax(-1)
         mixed = (weights @ values).transpose(1, 2).flatten(-2)
-        return self.head(x + self.out(mixed)), keys, values
+        return self.head(x + self.out(mixed))
+
+    def sees(self, distance: torch.Tensor) -> torch.Tensor:
+        """Return which earlier tokens are seen, by their distance."""
+        return distance >= 0
 
     def places(self, positions: torch.Tensor, past: int) -> torch.Tensor:
         return positions
@@ -131,6 +164,67 @@ class BlindToPadding(Decoder):
         return torch.ones_like(mask)
 
 
+class Windowed(Decoder):
+    """Each token sees itself and the tokens before it, five in all."""
+
+    window = 5
+
+    def sees(self, distance: torch.Tensor) -> torch.Tensor:
+        return (distance >= 0) & (distance < self.window)
+
+
+class WiderWindow(Windowed):
+    """Fault: the window has one token more."""
+
+    window = 6
+
+
+class Chunked(Decoder):
+    """Each token sees the tokens before it in its chunk of four, counted from the start of the row (Llama 4)."""
+
+    def sees(self, distance: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(distance.shape[0])[:, None] + distance.shape[1] - distance.shape[0]
+        return (distance >= 0) & (distance <= place % 4)
+
+
+class RestartedChunks(Chunked):
+    """Fault: the chunks begin at the first new token."""
+
+    def sees(self, distance: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(distance.shape[0])[:, None]
+        return (distance >= 0) & (distance <= place % 4)
+
+
+class WithStaticCache(nn.Module):
+    """The decoder with a static cache as inputs and outputs."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        place: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        logits, keys, values = self.decoder.read_static(ids, mask, positions, self.first(place), key, value)
+        return {"logits": logits, "present.0.key": keys, "present.0.value": values}
+
+    def first(self, place: torch.Tensor) -> torch.Tensor:
+        return place
+
+
+class OverwrittenToken(WithStaticCache):
+    """Fault: after the prompt, each token replaces the token before it."""
+
+    def first(self, place: torch.Tensor) -> torch.Tensor:
+        return (place - 1).clamp(min=0)
+
+
 PLAIN_INPUTS = (
     f"input_ids:int64[batch,seq]{{0:{VOCABULARY}}}",
     "attention_mask:int64[batch,seq]",
@@ -144,6 +238,17 @@ PAST_INPUTS = (
     f"past_key_values.0.value:float32[batch,{HEADS},past,{HEAD}]{{-3.0:3.0}}",
 )
 PAST_DIMS = ("past=0:8:40",)
+# Number of places of the static cache.
+PLACES = 24
+STATIC_INPUTS = (
+    PLAIN_INPUTS[0],
+    f"attention_mask:int64[batch,{PLACES}]",
+    PLAIN_INPUTS[2],
+    f"cache_position:int64[1]{{0:{PLACES - 11}}}",
+    f"past_key_values.0.key:float32[batch,{HEADS},{PLACES},{HEAD}]{{-3.0:3.0}}",
+    f"past_key_values.0.value:float32[batch,{HEADS},{PLACES},{HEAD}]{{-3.0:3.0}}",
+)
+STATIC_DIMS = ("batch=1:2:4", "seq=1:3:12")
 
 
 def plain_example() -> tuple[torch.Tensor, ...]:
@@ -154,6 +259,12 @@ def past_example() -> tuple[torch.Tensor, ...]:
     ids, _, positions = plain_example()
     past = torch.ones(2, HEADS, 5, HEAD)
     return ids, torch.ones(2, 8, dtype=torch.int64), positions, past, past
+
+
+def static_example() -> tuple[torch.Tensor, ...]:
+    ids, _, positions = plain_example()
+    buffer = torch.ones(2, HEADS, PLACES, HEAD)
+    return ids, torch.ones(2, PLACES, dtype=torch.int64), positions, torch.tensor([5]), buffer, buffer
 
 
 @dataclass(frozen=True)

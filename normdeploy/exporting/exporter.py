@@ -32,6 +32,7 @@ from ..storage.export_record import read_record, write_record
 from ..storage.onnx_files import fill_shared_weights
 from ..storage.shared_weights import Weights, is_shareable_weight, share_array
 from ..types import Progress
+from .complex_operands import write_complex_as_real
 from .custom_translations import Table, translation_table
 from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
@@ -122,6 +123,7 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
             promote_number_operands(model.program),
+            write_complex_as_real(model.program),
             dynamic_axes_kept(model.program),
             list_functions_unparsed(),
         ):

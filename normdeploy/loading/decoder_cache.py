@@ -4,7 +4,8 @@ A layer with attention has keys and values [batch, heads, length, head size], wh
 (LFM2) has a state [batch, channels, width] of constant size, which begins with zeros. A layer with a linear attention
 has such a state and a recurrent state [batch, heads, head size, state size]. The names are those of optimum and
 transformers.js: ``past_key_values.0.key`` and ``present.0.key``, ``past_conv.1`` and ``present_conv.1``,
-``past_recurrent.1`` for a delta rule (Qwen3-Next) and ``past_ssm.1`` for a state space (Mamba).
+``past_recurrent.1`` for a delta rule (Qwen3-Next) and ``past_ssm.1`` for a state space (Mamba). A state that belongs to
+all layers has the name ``past_state.0`` (RWKV).
 
 transformers reads several tokens of a linear attention in a loop over chunks, and a trace can't leave the number of
 chunks open. A single token has its own branch without a loop, so these models are traced with one token.
@@ -23,14 +24,16 @@ import torch
 from torch import nn
 
 from ..errors import ExportError
-from .key_value_cache import KINDS, prefilled_layer_class
+from .key_value_cache import KINDS, prefilled_layer_class, static_layer_class
 from .program_signature import dtype_name
 
-_CONV = "conv"
+CONV = "conv"
 RECURRENT = "recurrent"
 _STATE_SPACE = "ssm"
+# State that belongs to all layers (RWKV).
+STATE = "state"
 # Kind of a state -> attribute of transformers' layers.
-_STATE_ATTRIBUTES = {_CONV: "conv_states", RECURRENT: "recurrent_states", _STATE_SPACE: "recurrent_states"}
+_STATE_ATTRIBUTES = {CONV: "conv_states", RECURRENT: "recurrent_states", _STATE_SPACE: "recurrent_states"}
 # Names of a state space's size in configs (Falcon-H1, Nemotron-H, Mamba 2).
 _STATE_SIZES = ("mamba_d_state", "ssm_state_size", "state_size")
 # Function of transformers that makes the mask of layers with states. It asks whether one token is read.
@@ -42,7 +45,7 @@ class CacheSlot:
     """Place of one tensor in a cache.
 
     Attributes:
-        kind: "key", "value", "conv", "recurrent" or "ssm".
+        kind: "key", "value", "conv", "recurrent", "ssm" or "state".
         index: number of the state, if a layer has several of one kind.
     """
 
@@ -58,7 +61,7 @@ class CacheSlot:
     @property
     def is_recurrent(self) -> bool:
         """Return whether the tensor is the state of a linear attention."""
-        return self.kind in (RECURRENT, _STATE_SPACE)
+        return self.kind in (RECURRENT, _STATE_SPACE, STATE)
 
     @property
     def past_name(self) -> str:
@@ -78,17 +81,18 @@ class CacheSlot:
     def _number(self) -> str:
         return f"{self.layer}.{self.index}" if self.index else str(self.layer)
 
-    def describe_input(self, tensor: torch.Tensor) -> str:
+    def describe_input(self, tensor: torch.Tensor, length: str) -> str:
         """Describe the input in the notation of ``--input``.
 
         Args:
             tensor: a tensor of this place.
+            length: name of the dim of the keys' length.
 
         Returns:
             Name, dtype, dims and range of values.
         """
         if self.grows:
-            dims = f"batch,{tensor.shape[1]},past,{tensor.shape[3]}"
+            dims = f"batch,{tensor.shape[1]},{length},{tensor.shape[3]}"
         else:
             dims = ",".join(["batch", *map(str, tensor.shape[1:])])
         return f"{self.past_name}:{dtype_name(tensor)}[{dims}]{{-3.0:3.0}}"
@@ -128,7 +132,7 @@ def find_cache_slots(cache: Any, recurrent: str = RECURRENT) -> list[CacheSlot]:
         found = [CacheSlot(number, kind) for kind in KINDS if isinstance(_keys_or_values(layer, kind), torch.Tensor)]
         found += [
             CacheSlot(number, kind, index)
-            for kind in (_CONV, recurrent)
+            for kind in (CONV, recurrent)
             for index, state in _states(layer, kind).items()
             if isinstance(state, torch.Tensor)
         ]
@@ -166,7 +170,9 @@ def read_cache(cache: Any, slots: Sequence[CacheSlot]) -> list[torch.Tensor]:
     return tensors
 
 
-def make_decoder_cache(slots: Sequence[CacheSlot], tensors: Sequence[torch.Tensor], layers: int) -> Any:
+def make_decoder_cache(
+    slots: Sequence[CacheSlot], tensors: Sequence[torch.Tensor], layers: int, start: torch.Tensor | None = None
+) -> Any:
     """Make a cache that contains tensors of earlier tokens, whose number may be 0.
 
     Args:
@@ -176,17 +182,29 @@ def make_decoder_cache(slots: Sequence[CacheSlot], tensors: Sequence[torch.Tenso
     Returns:
         A DynamicCache.
     """
+    from transformers import DynamicCache
     from transformers.cache_utils import DummyLayer
 
-    cache = _prefilled_cache_class()()
+    if any(slot.is_recurrent for slot in slots):
+        # One token alone is read, so the layers may take their branch for one token, as in eager mode.
+        cache = DynamicCache()
+    else:
+        cache = _prefilled_cache_class()()
     given = dict(zip(slots, tensors, strict=True))
     made = []
     for number in range(layers):
         own = {slot: tensor for slot, tensor in given.items() if slot.layer == number}
         pair = [tensor for slot, tensor in own.items() if slot.grows]
         states = {slot: tensor for slot, tensor in own.items() if not slot.grows}
+        if states and pair and start is not None:
+            raise ExportError(
+                "a layer of the model's cache has keys and values beside a state, for which no static cache is"
+                " supported; export with the task text-generation-with-past"
+            )
         if states:
             made.append(_state_layer_class(bool(pair))(pair, states))
+        elif pair and start is not None:
+            made.append(static_layer_class()(*pair, start))
         elif pair:
             made.append(prefilled_layer_class()(*pair))
         else:

@@ -18,6 +18,8 @@ from .torch_state import preserve_torch_state, silence_logger
 
 # Task of the class that generates.
 GENERATION_TASK = "text-generation"
+# Names of the width of a sliding window in configs: most families, ModernBERT's decoder, RecurrentGemma, Inkling.
+_WINDOWS = ("sliding_window", "local_attention", "attention_window_size", "sliding_window_size")
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,17 @@ class FolderGenerator:
 
 
 def find_window(config: Any) -> int | None:
-    """Find the width of a decoder's sliding window in its config.
+    """Find the width of a decoder's sliding window, or the length of its chunks, in its config.
 
     Returns:
-        The number of positions that a layer sees; None without a window.
+        The smallest number of positions that a layer sees; None if each layer sees all positions.
     """
-    window = getattr(config, "sliding_window", None)
-    if isinstance(window, int) and getattr(config, "use_sliding_window", True):
-        return window
-    return None
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    sliding = getattr(config, "use_sliding_window", True) and (not kinds or any("sliding" in kind for kind in kinds))
+    widths = [getattr(config, name, None) for name in _WINDOWS] if sliding else []
+    if any("chunked" in kind for kind in kinds):
+        widths.append(getattr(config, "attention_chunk_size", None))
+    # GPT-Neo names its kinds of layers by themselves.
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        widths.append(getattr(config, "window_size", None))
+    return min((width for width in widths if isinstance(width, int)), default=None)

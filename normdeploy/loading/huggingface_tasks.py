@@ -19,12 +19,14 @@ class HuggingfaceTask:
         loaders: classes of transformers to try, in this order.
         outputs: outputs to keep; () keeps all.
         past: True to include a decoder's cache of keys and values in inputs and outputs.
+        static: True if the cache has a fixed length, as transformers' StaticCache.
     """
 
     name: str
     loaders: tuple[str, ...]
     outputs: tuple[str, ...] = ()
     past: bool = False
+    static: bool = False
 
 
 _LOGITS = ("logits",)
@@ -33,6 +35,7 @@ _TASKS = (
     HuggingfaceTask("fill-mask", ("AutoModelForMaskedLM",), _LOGITS),
     HuggingfaceTask("text-generation", ("AutoModelForCausalLM",), _LOGITS),
     HuggingfaceTask("text-generation-with-past", ("AutoModelForCausalLM",), _LOGITS, past=True),
+    HuggingfaceTask("text-generation-with-static-cache", ("AutoModelForCausalLM",), _LOGITS, past=True, static=True),
     HuggingfaceTask("text2text-generation", ("AutoModelForSeq2SeqLM",), _LOGITS),
     HuggingfaceTask("text-classification", ("AutoModelForSequenceClassification",), _LOGITS),
     HuggingfaceTask("token-classification", ("AutoModelForTokenClassification",), _LOGITS),

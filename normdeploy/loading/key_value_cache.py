@@ -117,6 +117,45 @@ def prefilled_layer_class() -> type:
     return PrefilledLayer
 
 
+@functools.cache
+def static_layer_class() -> type:
+    """Return the class of a cache's layer of fixed length that starts with given keys and values."""
+    from transformers.cache_utils import StaticLayer
+
+    class FilledStaticLayer(StaticLayer):  # type: ignore[misc]
+        """Layer of fixed length. New keys and values replace those from the place ``start`` on.
+
+        transformers' own layer writes into its tensors and counts its tokens, but a trace has no tensors that change.
+        """
+
+        def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
+            super().__init__(max_cache_len=keys.shape[-2])
+            self.keys = keys
+            self.values = values
+            self.start = start
+            self.is_initialized = True
+
+        def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Pair:
+            """Write new keys and values.
+
+            Returns:
+                All keys and all values, [batch, heads, fixed length, head size].
+            """
+            self.keys = self._write(self.keys, keys)
+            self.values = self._write(self.values, values)
+            return self.keys, self.values
+
+        def _write(self, whole: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            places = self.start + torch.arange(new.shape[-2], device=new.device)
+            return whole.scatter(2, places[None, None, :, None].expand_as(new), new)
+
+        def get_seq_length(self) -> torch.Tensor:
+            """Return the number of tokens before the new ones, int64 []."""
+            return self.start[0]
+
+    return FilledStaticLayer
+
+
 def make_encoder_decoder_cache(own: Sequence[Pair], cross: Sequence[Pair]) -> Any:
     """Make the cache of a decoder that also attends to an encoder.
 

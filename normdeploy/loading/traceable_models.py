@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
-from .decoder_cache import choose_recurrent_kind, find_cache_slots, make_decoder_cache, mask_every_length, read_cache
+from .decoder_states import CACHE_POSITION, find_decoder_states, run_with_cache
 from .default_inputs import DefaultInputs, infer_default_inputs
 from .huggingface_tasks import HuggingfaceTask
 from .input_request import InputRequest, parse_input_request
@@ -31,7 +31,7 @@ from .key_value_cache import (
     pair_keys_values,
 )
 from .program_signature import dtype_name
-from .torch_state import silence_logger
+from .static_cache_sizes import LENGTH, choose_static_sizes, require_one_length, state_places
 
 # Number of positions if neither the config nor a table of the model determines the number.
 _POSITIONS = 512
@@ -53,6 +53,8 @@ class TraceableModel:
         new: name of the dim of the new tokens, which share ``positions`` with the past tokens; "" for a model without a
             past.
         positions: number of positions for past and new tokens together.
+        unlimited: True if the model reads any number of tokens, so ``positions`` is only the default.
+        static_length: default length of a static cache; 0 without such a cache.
         one_token: True if the model is traced with one new token alone.
         notes: about the inputs, for a user who states none.
     """
@@ -62,6 +64,8 @@ class TraceableModel:
     ranges: dict[str, str] = field(default_factory=dict)
     new: str = ""
     positions: int = 0
+    unlimited: bool = False
+    static_length: int = 0
     one_token: bool = False
     notes: tuple[str, ...] = ()
 
@@ -81,7 +85,7 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     if part is not None:
         return _PARTS[part](model, folder)
     if task is not None and task.past:
-        return _prepare_decoder_only(model)
+        return _prepare_decoder_only(model, static=task.static)
     default = infer_default_inputs(model, folder)
     inputs = default.specs
     if task is None:
@@ -170,9 +174,7 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
     """Return the cache of one run of the model. A run is needed because configs have no common names for the cache's
     layers, heads and sizes.
     """
-    # transformers recommends kernels that a trace can't use.
-    with torch.no_grad(), silence_logger("transformers"):
-        made = model(**example, use_cache=True)
+    made = run_with_cache(model, **example)
     cache = getattr(made, "past_key_values", None)
     if cache is None:
         raise InputError(
@@ -194,37 +196,49 @@ def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: s
     ]
 
 
-def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
-    """Prepare a decoder that takes keys and values of past tokens as inputs. It returns the keys and values of the past
-    tokens and the new tokens.
+def _prepare_decoder_only(model: nn.Module, *, static: bool) -> TraceableModel:
+    """Prepare a decoder that takes the cache of past tokens as inputs. It returns the cache of the past tokens and the
+    new tokens.
+
+    Args:
+        static: the keys and values have a fixed length, the dim "cache". The input ``cache_position`` is the place of
+            the first new token. Earlier places hold past tokens, and later places are free.
     """
-    original, known = model.forward, inspect.signature(model.forward).parameters
-    cache = _run_for_cache(model, input_ids=_make_example_tokens())
-    slots = find_cache_slots(cache, choose_recurrent_kind(_text_config_of(model)))
-    layers = len(cache.layers)
+    known = inspect.signature(model.forward).parameters
+    states = find_decoder_states(model, _text_config_of(model), _make_example_tokens())
+    grows = any(slot.grows for slot in states.slots)
+    if static and not (grows and states.can_be_static):
+        raise InputError(
+            f"{type(model).__name__} has no keys and values, or other states than transformers' cache holds, so it has"
+            " no static cache; export it with the task text-generation-with-past"
+        )
+    limit = _position_limit(model)
     inputs = ["input_ids:int64[batch,seq]"]
-    if "attention_mask" in known:
-        inputs += ["attention_mask:int64[batch,past+seq]"]
+    if "attention_mask" in known and states.reads_mask:
+        inputs += [f"attention_mask:int64[batch,{'cache' if static else 'past+seq'}]"]
     if "position_ids" in known:
-        inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"]
+        inputs += [f"position_ids:int64[batch,seq]{{0:{limit}}}"]
+    if static:
+        inputs += [f"{CACHE_POSITION}:int64[1]"]
     keys = input_names(inputs)
-    inputs += [slot.describe_input(tensor) for slot, tensor in zip(slots, read_cache(cache, slots), strict=True)]
-    presents = [slot.present_name for slot in slots]
+    length = "cache" if static else "past"
+    inputs += [slot.describe_input(tensor, length) for slot, tensor in zip(states.slots, states.examples, strict=True)]
+    presents = [slot.present_name for slot in states.slots]
 
     def forward_with_past(*tensors: torch.Tensor) -> Outputs:
         given = dict(zip(keys, tensors[: len(keys)], strict=True))
-        cache = make_decoder_cache(slots, tensors[len(keys) :], layers)
-        with mask_every_length(model):
-            made = original(**given, past_key_values=cache, use_cache=True)
-        return {"logits": made.logits, **dict(zip(presents, read_cache(made.past_key_values, slots), strict=True))}
+        made = states.run(given, tensors[len(keys) :])
+        return {"logits": made.logits, **dict(zip(presents, made.states, strict=True))}
 
     # transformers reads a single token without the loop over chunks, whose number a trace can't leave open.
-    one_token = any(slot.is_recurrent for slot in slots)
+    one_token = any(slot.is_recurrent for slot in states.slots)
     return TraceableModel(
         replace_forward(model, len(inputs), forward_with_past),
         inputs,
-        new="seq",
-        positions=_position_limit(model),
+        new="" if static else "seq",
+        positions=limit,
+        unlimited=not grows,
+        static_length=limit if static else 0,
         one_token=one_token,
         notes=(_ONE_TOKEN,) if one_token else (),
     )
@@ -334,7 +348,12 @@ def request_inputs(ready: TraceableModel, inputs: Sequence[str], dims: Sequence[
     stated = {name: wishes.dims[name].max for name in wishes.stated} | {
         name: dim.max for name, dim in wishes.single.items()
     }
-    ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
+    sizes = unstated_ranges(ready, stated)
+    if ready.static_length:
+        if LENGTH in wishes.stated:
+            require_one_length(wishes.dims[LENGTH])
+        described = [state_places(text, sizes, stated) for text in described]
+    ranges = [f"{name}={text}" for name, text in sizes.items()]
     request = parse_input_request(described, [*dims, *ranges])
     return replace(request, assumed=frozenset(request.dims) - wishes.stated, notes=ready.notes)
 
@@ -378,10 +397,14 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
             or the model reads one new token alone, and the user states more.
     """
     ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
+    if ready.static_length:
+        return choose_static_sizes(ready.static_length, ready.positions, stated, one_token=ready.one_token)
     if not ready.new:
         return ranges
     new = ready.new
     known = ready.positions
+    if ready.unlimited:
+        known = max(known, stated.get("past", 0) + stated.get(new, 1))
     if ready.one_token and stated.get(new, 1) != 1:
         raise InputError(
             f"{new} may have up to {stated[new]} tokens, but this model is exported with one token, because"
@@ -397,7 +420,10 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
             f"past and {new} together may have at most the model's {known} positions, but {past} and {tokens} were "
             "requested: pass smaller ones with --dim"
         )
-    shared = {"past": f"0:{min(8, past)}:{past}", new: f"1:{min(8, tokens)}:{tokens}"}
+    shared = {new: f"1:{min(8, tokens)}:{tokens}"}
+    # A model with states of constant size, and without a mask, has no dim for the past tokens.
+    if any("past" in text.partition("[")[2] for text in ready.inputs):
+        shared["past"] = f"0:{min(8, past)}:{past}"
     return ranges | {name: text for name, text in shared.items() if name not in stated}
 
 

@@ -26,12 +26,14 @@ from ..model import TensorSpec
 from ..types import Array
 
 POSITIONS = "position_ids"
+# Input of a file with a static cache: the place of the first new token.
+PLACE = "cache_position"
 LOGITS = "logits"
 PAST = "past_key_values."
 # Start of the names of a cache's inputs -> start of the names of its outputs.
-_RECURRENT = ("past_recurrent.", "past_ssm.")
+_RECURRENT = ("past_recurrent.", "past_ssm.", "past_state.")
 _CACHES = {start: start.replace("past", "present") for start in ("past_conv.", *_RECURRENT)} | {PAST: "present."}
-_KNOWN = (IDS, MASK, POSITIONS)
+_KNOWN = (IDS, MASK, POSITIONS, PLACE)
 _HOW = "export the folder with --task text-generation-with-past"
 # Maximum number of names that a message lists.
 _NAMED = 4
@@ -58,6 +60,11 @@ class DecoderPorts:
     def is_recurrent(self) -> bool:
         """Return whether the cache contains states of a linear attention."""
         return any(name.startswith(_RECURRENT) for name in self.cache)
+
+    @property
+    def cache_length(self) -> int | None:
+        """Return the number of places of a static cache; None if the cache grows."""
+        return find_static_length(self.inputs)
 
     @property
     def fixed_batch(self) -> int | None:
@@ -101,7 +108,8 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f"{label} has no cache among its inputs ({PAST}0.key), so it can't read one token after the other: it has"
             f" {_list_names(specs)}; if the model is a decoder, {_HOW}"
         )
-    _refuse_static_cache(label, specs, [name for name, start in past.items() if start == PAST])
+    if find_static_length(specs) is None:
+        _refuse_static_cache(label, specs, [name for name, start in past.items() if start == PAST])
     if foreign := [name for name in specs if name not in (*_KNOWN, *past)]:
         raise InputError(
             f"{label} has the inputs {_list_names(foreign)}, which --generate does not know: it passes"
@@ -117,6 +125,23 @@ def find_decoder_ports(label: str, inputs: Iterable[TensorSpec], outputs: Sequen
             f" {_list_names(outputs)}; {_HOW}"
         )
     return DecoderPorts(specs, cache)
+
+
+def find_static_length(specs: Mapping[str, TensorSpec]) -> int | None:
+    """Find the number of places of a static cache.
+
+    Returns:
+        The fixed length of all keys and values, if the file has an input of one axis for the places of new tokens; None
+        otherwise.
+    """
+    if PLACE not in specs or len(specs[PLACE].shape) != 1:
+        return None
+    shapes = [spec.shape for name, spec in specs.items() if name.startswith(PAST)]
+    lengths = {shape[2] for shape in shapes if len(shape) == 4}
+    if len(lengths) != 1:
+        return None
+    (length,) = lengths
+    return length if isinstance(length, int) else None
 
 
 def _refuse_static_cache(label: str, specs: Mapping[str, TensorSpec], past: Sequence[str]) -> None:
@@ -135,8 +160,9 @@ def _refuse_static_cache(label: str, specs: Mapping[str, TensorSpec], past: Sequ
         length = shape[2] if len(shape) == 4 else None
         if isinstance(length, int):
             raise InputError(
-                f"{label} has a past of the fixed length {length} ({name!r}), as a static cache has, but --generate"
-                f" begins with a past of length 0; {_HOW}"
+                f"{label} has a past of the fixed length {length} ({name!r}), as a static cache has, but no input"
+                f" {PLACE!r} that says where its free places begin; export the folder with --task"
+                " text-generation-with-static-cache"
             )
 
 
@@ -164,6 +190,15 @@ def require_fitting_prompts(ports: DecoderPorts, prompts: PromptBatch) -> None:
         raise InputError(
             f"the prompts have different lengths, but the file has no {MASK} to hide the padding; pass one prompt,"
             " or prompts of the same length"
+        )
+
+
+def require_places(tokens: int, length: int) -> None:
+    """Raise InputError if a static cache of ``length`` places can't hold ``tokens`` tokens."""
+    if tokens > length:
+        raise InputError(
+            f"{tokens} tokens are read, but the static cache of the file has {length} places; generate fewer tokens,"
+            f" pass shorter prompts, or export with --dim cache={tokens}:{tokens}:{tokens}"
         )
 
 
@@ -218,8 +253,17 @@ class CachedDecoder:
         return np.zeros((batch, *inner), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
 
     def _run(self, ids: Array, mask: Array) -> Array:
+        place = self._mask.shape[1]
         self._mask = np.concatenate([self._mask, mask], 1)
         values = {IDS: ids, MASK: self._mask, POSITIONS: find_positions(self._mask)[:, -ids.shape[1] :]}
+        length = self._ports.cache_length
+        if length is not None:
+            require_places(self._mask.shape[1], length)
+            # The mask of a static cache is as long as the cache.
+            values[MASK] = np.pad(self._mask, ((0, 0), (0, length - self._mask.shape[1])))
+            # Files of other exporters take the place of each new token.
+            places = 1 if self._ports.inputs[PLACE].shape == (1,) else ids.shape[1]
+            values[PLACE] = place + np.arange(places, dtype=np.int64)
         feeds: dict[str, Any] = {
             name: value.astype(self._ports.inputs[name].dtype)
             for name, value in values.items()

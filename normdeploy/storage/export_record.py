@@ -37,6 +37,8 @@ CODE = (
     "model_args",
     "imports",
 )
+# Export flag of a decoder: the SHA-256 of its tokenizer's vocabulary (`normdeploy.storage.tokenizer_files`).
+TOKENIZER_FLAG = "tokenizer_sha256"
 # Largest size of a dim in ONNX.
 _LARGEST = 2**63 - 1
 # Largest absolute limit of a range, so that the difference of two limits is still a float.

@@ -29,7 +29,7 @@ def test_each_kind_of_layer_gives_its_tensors_and_names() -> None:
     ]
     assert [slot.present_name for slot in slots][2:4] == ["present_conv.1", "present.2.key"]
     tensors = read_cache(cache, slots)
-    texts = [slot.describe_input(tensor) for slot, tensor in zip(slots, tensors, strict=True)]
+    texts = [slot.describe_input(tensor, "past") for slot, tensor in zip(slots, tensors, strict=True)]
     assert texts[0] == "past_key_values.0.key:float32[batch,2,past,8]{-3.0:3.0}"
     assert texts[2] == "past_conv.1:float32[batch,32,3]{-3.0:3.0}"
     assert texts[5] == "past_conv.2:float32[batch,32,4]{-3.0:3.0}"
@@ -61,5 +61,5 @@ def test_states_of_a_linear_attention_have_the_names_of_transformers_js(config: 
     assert [slot.present_name for slot in slots[2:]] == ["present_conv.1", f"present_{kind}.1"]
     assert [slot.is_recurrent for slot in slots] == [False, False, False, True]
     assert read_cache(cache, slots)[3] is layer.recurrent_states[0]
-    text = slots[3].describe_input(layer.recurrent_states[0])
+    text = slots[3].describe_input(layer.recurrent_states[0], "past")
     assert text == f"past_{kind}.1:float32[batch,4,8,8]{{-3.0:3.0}}"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from ...graphs import simplification
 from ...graphs.opset_conversion import convert_to_opset
 from ...graphs.region import RefusedError
 from ...inputs.image_input_options import resolve_image_inputs
+from ...loading.hub import resolve_model_path
+from ...loading.huggingface_tasks import find_task
 from ...loading.image_programs import with_image_inputs
 from ...loading.in_place_writes import buffer_write_notes, input_write_notes
 from ...model import LoadedModel, ModelSignature
@@ -27,9 +30,10 @@ from ...rewriting import attention_fusion, rewrite_rollback
 from ...runtimes import ort_loadability
 from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
-from ...storage.export_record import raw_record, read_record, runs_code
+from ...storage.export_record import TOKENIZER_FLAG, raw_record, read_record, runs_code
 from ...storage.image_metadata import read_image_inputs, record_image_inputs
 from ...storage.onnx_domains import default_domain_opset
+from ...storage.tokenizer_files import hash_vocabulary
 from ...types import PathLike, Progress
 from ...verb_options import CertificateOption, LoadingOptions
 from ..arguments.argument_validation import take_fields_as_arguments
@@ -56,6 +60,7 @@ from ..stage_progress import StageTimer
 from ..verify import export_check
 from ..verify.random_draws import random_ops_of_program
 from .io_names import rename_inputs, rename_outputs
+from .output_folder import copy_tokenizer
 
 if TYPE_CHECKING:
     from ..arguments.argument_validation import Example
@@ -360,10 +365,24 @@ def add_record(export: ExportConversion) -> None:
     call = export.options
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
+    folder = _find_decoder_folder(call)
+    if folder is not None and (digest := hash_vocabulary(folder)):
+        flags[TOKENIZER_FLAG] = digest
     write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
     record_image_inputs(export.proto, export.images)
     # The record is read back, so that a broken record is refused before the file is written.
     export.brings_code = runs_code(read_record(export.proto))
+
+
+def copy_tokenizer_beside(export: ExportConversion) -> None:
+    """Copy the tokenizer of a decoder's folder into the folder of the file."""
+    assert export.output is not None
+    folder = _find_decoder_folder(export.options)
+    if folder is None:
+        return
+    note = copy_tokenizer(folder, Path(export.output))
+    if note:
+        export.notes.append(note)
 
 
 def sign_file(export: ExportConversion) -> None:
@@ -408,6 +427,7 @@ STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(add_record),
     ConversionStage(write_file, "write", Conversion.is_written),
     ConversionStage(write_certificate, "certificate", Conversion.is_certified),
+    ConversionStage(copy_tokenizer_beside, when=Conversion.is_written),
     ConversionStage(sign_file),
     ConversionStage(note_the_rest),
 )
@@ -422,6 +442,13 @@ def _load_prepared(call: ExportCall) -> LoadedModel:
         outputs=rename_outputs(model.outputs, call.output_names),
     )
     return with_image_inputs(model, resolve_image_inputs(call, model.inputs, model.images, "the model"))
+
+
+def _find_decoder_folder(call: ExportCall) -> Path | None:
+    """Return the Hugging Face folder of a decoder that is exported with its cache; None for another model."""
+    if call.task is None or not find_task(call.task).past or not isinstance(call.source, str | os.PathLike):
+        return None
+    return resolve_model_path(os.fspath(call.source))
 
 
 def _simplify_model(

@@ -1,4 +1,4 @@
-"""Check and fill the folder that an export with several files writes."""
+"""Check and fill the folder that an export with several files writes; copy a decoder's tokenizer beside its file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import shutil
 from pathlib import Path
 
 from ...errors import InputError
+from ...storage.file_replacement import write_bytes
 from ...storage.folder_replacement import require_empty_dir
+from ...storage.tokenizer_files import SETTING_FILES, VOCABULARY_FILES, list_vocabulary_files, read_tokenizer_files
 from ...types import PathLike
 
-COPIED = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.json", "vocab.txt", "merges.txt", "normalizer.json"),
-    *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
-)
+COPIED = (*SETTING_FILES, *VOCABULARY_FILES, "preprocessor_config.json", "processor_config.json")
 """Files that tell how to make inputs and decode outputs: data only, no weights and no code."""
 
 
@@ -62,3 +59,36 @@ def copy_data_files(model: Path, folder: Path) -> None:
     for name in COPIED:
         if (model / name).is_file():
             shutil.copyfile(model / name, folder / name)
+
+
+def copy_tokenizer(model: Path, output: Path) -> str:
+    """Copy the tokenizer of a model's folder into the folder of its file, for ``run --generate``.
+
+    Nothing is copied if a file of the same name exists there with other content, because a mixture of two tokenizers
+    would give wrong tokens.
+
+    Args:
+        model: folder of the model.
+        output: the written file.
+
+    Returns:
+        A note that says why nothing was copied; "" otherwise.
+
+    Raises:
+        NormdeployError: a file can't be written.
+    """
+    folder = output.parent
+    if not list_vocabulary_files(model) or model.resolve() == folder.resolve():
+        return ""
+    files = read_tokenizer_files(model)
+    beside = read_tokenizer_files(folder)
+    different = [name for name, content in beside.items() if files.get(name) != content]
+    if different:
+        return (
+            f"the tokenizer was not copied, because {os.fspath(folder)!r} has another {different[0]}; pass --tokenizer"
+            f" {os.fspath(model)} to run --generate, or write each model into a folder of its own"
+        )
+    for name, content in files.items():
+        if name not in beside:
+            write_bytes(folder / name, content)
+    return ""

@@ -9,9 +9,8 @@ from typing import Any
 
 from ...errors import InputError, RuntimeUnavailable
 from ...runtimes.cached_decoder import TextEnd
+from ...storage.tokenizer_files import VOCABULARY_FILES, hash_vocabulary, list_vocabulary_files
 
-# Files of which a tokenizer's folder has at least one.
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 # Files that name the tokens that end a text, in the order of transformers' ``generate``.
 _GENERATION_FILES = ("generation_config.json", "config.json")
 
@@ -32,8 +31,56 @@ class PromptTokenizer:
         self._tokenizer = _load_tokenizer(folder)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds."""
-        return list(self._tokenizer(text)["input_ids"])
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
+
+        Raises:
+            InputError: the text has no tokens.
+        """
+        tokens = list(self._tokenizer(text)["input_ids"])
+        if not tokens:
+            raise InputError(
+                f"the prompt {text!r} has no tokens, and the tokenizer adds no token that begins a text; pass a text"
+            )
+        return tokens
+
+    def encode_message(self, text: str) -> list[int]:
+        """Return the token ids of a chat with one message of the user, up to the start of the answer.
+
+        Raises:
+            InputError: the tokenizer has no chat template, or the template fails.
+        """
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise InputError(
+                f"the tokenizer in {str(self._folder)!r} has no chat template, which --chat needs; omit --chat"
+            )
+        try:
+            # The template adds the special tokens itself.
+            whole = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:
+            # A template may raise errors of any type. transformers runs it without access to Python's functions.
+            raise InputError(
+                f"the chat template in {str(self._folder)!r} fails: {type(error).__name__}:"
+                f" {' '.join(str(error).split()):.200}; omit --chat"
+            ) from error
+        return list(self._tokenizer(whole, add_special_tokens=False)["input_ids"])
+
+    def describe_mismatch(self, recorded: str) -> list[str]:
+        """Compare the vocabulary with that of the folder that a file was exported from.
+
+        Args:
+            recorded: hash of the vocabulary in the file's record; "" if there is none.
+
+        Returns:
+            A note if the vocabularies differ, otherwise no notes.
+        """
+        if recorded in ("", hash_vocabulary(self._folder)):
+            return []
+        return [
+            f"the tokenizer in {str(self._folder)!r} is not that of the exported folder, so its token ids may mean"
+            " other texts; pass --tokenizer FOLDER with the model's own"
+        ]
 
     def decode_answer(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
         """Decode generated tokens without their special tokens.
@@ -99,9 +146,9 @@ def _read_tokens(file: Path) -> list[int]:
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not list_vocabulary_files(folder):
         raise InputError(
-            f"the folder {str(folder)!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}), which --prompt needs; pass"
+            f"the folder {str(folder)!r} has no tokenizer ({', '.join(VOCABULARY_FILES)}), which --prompt needs; pass"
             " its folder with --tokenizer, or pass --prompt-ids"
         )
     missing = [name for name in ("transformers", "tokenizers") if importlib.util.find_spec(name) is None]

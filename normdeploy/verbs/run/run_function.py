@@ -194,6 +194,7 @@ def run(call: RunCall) -> Inference:
             ``inputs`` gives ``input_ids`` and ``attention_mask``, or random tokens are continued.
         prompts: texts to continue.
         prompt_ids: token ids to continue: sequences of numbers, or texts such as "1,15,7".
+        chat: make each prompt one message of the user in the tokenizer's chat template.
         tokenizer: folder of the tokenizer; None takes the folder of the file.
 
     Returns:

@@ -94,6 +94,11 @@ class TokenOptions:
         metavar="IDS",
         type=list[str] | None,
     )
+    chat: bool = option_field(
+        False,
+        "--chat",
+        "Make each --prompt one message of the user in the tokenizer's chat template, and generate the answer.",
+    )
     tokenizer: PathLike | None = option_field(
         None,
         "--tokenizer",

@@ -225,7 +225,8 @@ def open_decoder(path: Path) -> DecoderFile:
             f"{path.name} is quantized, and rounding does not explain its errors, so its tokens can't be judged; omit"
             " --generate, or pass the file before its quantization"
         )
-    return DecoderFile(path, path.name, ports, _most_past_tokens(proto), inspect_file(path).precision)
+    most_past = _most_past_tokens(proto) if ports.cache_length is None else ports.cache_length - 1
+    return DecoderFile(path, path.name, ports, most_past, inspect_file(path).precision)
 
 
 def _most_past_tokens(proto: onnx.ModelProto) -> int | None:
@@ -254,10 +255,11 @@ def _plan_prompts(
         The batches, and limits of the verdict.
     """
     room, source = _find_room(model, files)
+    dim = "cache={0}:{0}:{0}" if any(f.ports.cache_length is not None for f in files) else "past=0:8:{0}"
     if inputs is not None:
         batches = [read_prompts(given.name, given.feeds) for given in inputs]
         for prompts in batches:
-            _require_room(prompts.ids.shape[1], count, room, source, prompts.name)
+            _require_room(prompts.ids.shape[1], count, room, source, prompts.name, dim)
             lowest = int(prompts.ids.min())
             highest = int(prompts.ids.max())
             if lowest < 0 or highest >= generator.vocabulary:
@@ -267,7 +269,7 @@ def _plan_prompts(
                     f" pass ids from 0 to {generator.vocabulary - 1}"
                 )
         return batches, []
-    _require_room(1, count, room, source, "")
+    _require_room(1, count, room, source, "", dim)
     length = min(USUAL_LENGTH, room - count + 1)
     batch = next((f.ports.fixed_batch for f in files if f.ports.fixed_batch is not None), None)
     limits = list[str]()
@@ -294,16 +296,16 @@ def _find_room(model: LoadedModel, files: Sequence[DecoderFile]) -> tuple[int, s
     return room, source
 
 
-def _require_room(length: int, count: int, room: int, source: str, name: str) -> None:
+def _require_room(length: int, count: int, room: int, source: str, name: str, dim: str) -> None:
     """Raise InputError if the prompt and the tokens exceed the positions. The last token is not read."""
     if length + count - 1 <= room:
         return
     least = f"{name}: " if name else ""
-    past = f"0:8:{length + count}"
+    larger = dim.format(length + count)
     raise InputError(
         f"{least}{count} tokens after {length} of the prompt are read as {length + count - 1} positions, but {source}"
-        f" takes {room}; generate at most {max(room - length + 1, 0)}, or export with --dim past={past} if the model"
-        " has the positions"
+        f" takes {room}; generate at most {max(room - length + 1, 0)}, or export with --dim {larger} if the model has"
+        " the positions"
     )
 
 

@@ -17,7 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import normdeploy
 from normdeploy.errors import InputError, RuntimeUnavailable
+from normdeploy.model import Dim, InputSpec, ModelSignature
 from normdeploy.runtimes.cached_decoder import TextEnd
+from normdeploy.storage.export_record import TOKENIZER_FLAG, write_record
+from normdeploy.storage.tokenizer_files import hash_vocabulary
 from normdeploy.verbs.run.prompt_tokenizer import PromptTokenizer
 from tests.decoders import VOCABULARY, counting_decoder
 
@@ -82,6 +85,8 @@ def _stand_in_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
             self._tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
             self.pad_token_id = self._tokenizer.token_to_id("<pad>")
             self.eos_token_id = self._tokenizer.token_to_id("</s>")
+            settings = json.loads(Path(folder, "tokenizer_config.json").read_text())
+            self.chat_template = settings.get("chat_template")
 
         @classmethod
         def from_pretrained(cls, folder: str, *, local_files_only: bool, trust_remote_code: bool) -> AutoTokenizer:
@@ -89,8 +94,17 @@ def _stand_in_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not trust_remote_code
             return cls(folder)
 
-        def __call__(self, text: str) -> dict[str, Any]:
-            return {"input_ids": self._tokenizer.encode(text).ids}
+        def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, Any]:
+            return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+        def apply_chat_template(
+            self, messages: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
+        ) -> str:
+            assert add_generation_prompt
+            assert not tokenize
+            if "raise_exception" in self.chat_template:
+                raise ValueError("no such role")
+            return f"{messages[0]['content']} eight"
 
         def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
             return str(self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
@@ -131,6 +145,80 @@ def test_without_a_tokenizer_nothing_ends_a_row(folder: Path) -> None:
     assert EOS in done.arrays["tokens"][0, :-2]
     ended = normdeploy.run(folder, generate=VOCABULARY + 1, prompt_ids=[[3]], tokenizer=folder)
     assert ended.arrays["tokens"][0, -1] == EOS
+
+
+def record_export(file: Path, flags: dict[str, Any], positions: int = 64) -> None:
+    """Write the record of an export with ``positions`` positions into a file."""
+    proto = onnx.load(file)
+    half = positions // 2
+    parts = (Dim("past", 0, half, half), Dim("seq", 1, half, half))
+    total = Dim("past + seq", 1, positions, positions, terms=parts)
+    inputs = (InputSpec("attention_mask", "int64", (Dim("batch", 1, 8, 64), total)),)
+    write_record(proto, ModelSignature(inputs=inputs, outputs=("logits",), kind="huggingface"), flags)
+    onnx.save(proto, file)
+
+
+def _set_template(folder: Path, template: str) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
+def test_chat_puts_the_prompt_into_the_template(folder: Path) -> None:
+    _set_template(folder, "{{ messages[0].content }}{% if add_generation_prompt %} eight{% endif %}")
+    done = normdeploy.run(folder, generate=1, prompts="one", chat=True)
+    # The template has no <s>, and none is added. "eight" is token 10.
+    assert done.inputs["input_ids"] == "int64[1, 2]"
+    assert done.arrays["tokens"].tolist() == [[11]]
+
+
+def test_chat_without_a_template_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="has no chat template, which --chat needs"):
+        normdeploy.run(folder, generate=1, prompts="one", chat=True)
+
+
+def test_chat_with_a_failing_template_is_refused(folder: Path) -> None:
+    _set_template(folder, "{{ raise_exception('no such role') }}")
+    with pytest.raises(InputError, match=r"the chat template in .* fails: .*no such role"):
+        normdeploy.run(folder, generate=1, prompts="one", chat=True)
+
+
+def test_prompt_without_tokens_is_refused(folder: Path) -> None:
+    # With <s>, an empty text has one token, as in transformers.
+    assert normdeploy.run(folder, generate=1, prompts="").inputs["input_ids"] == "int64[1, 1]"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.Sequence([])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(InputError, match="the prompt '' has no tokens"):
+        normdeploy.run(folder, generate=1, prompts="")
+
+
+def test_tokenizer_without_padding_pads_with_a_token_that_ends_a_text(folder: Path) -> None:
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["pad_token"]
+    file.write_text(json.dumps(settings))
+    done = normdeploy.run(folder, generate=2, prompts=["one two", "four"])
+    assert done.texts == (" three four", " five six")
+
+
+def test_tokenizer_of_another_model_is_noted(folder: Path) -> None:
+    record_export(folder / "model.onnx", {TOKENIZER_FLAG: hash_vocabulary(folder)})
+    assert normdeploy.run(folder, generate=1, prompts="one").notes == ()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["nine"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (note,) = normdeploy.run(folder, generate=1, prompts="one").notes
+    assert "is not that of the exported folder" in note
+
+
+def test_more_tokens_than_positions_are_refused(folder: Path) -> None:
+    record_export(folder / "model.onnx", {}, positions=6)
+    # <s> and "one" are read, and so are four of the five generated tokens.
+    assert normdeploy.run(folder, generate=5, prompts="one").arrays["tokens"].shape == (1, 5)
+    with pytest.raises(InputError, match=r"6 tokens after 2 .* read as 7 positions, but model.onnx takes 6; .* most 5"):
+        normdeploy.run(folder, generate=6, prompts="one")
+    with pytest.raises(InputError, match=r"the token id 12 of a prompt is not among the 12 tokens of"):
+        normdeploy.run(folder, generate=1, prompt_ids=[[VOCABULARY]])
 
 
 def test_wrong_end_of_a_text_is_refused(folder: Path) -> None:
@@ -189,3 +277,43 @@ def test_tokens_are_those_of_transformers(folder: Path) -> None:
     done = normdeploy.run(folder, generate=8, prompts=prompts)
     np.testing.assert_array_equal(done.arrays["tokens"], wanted)
     assert done.lengths[0] == 1 + free.tolist().index(int(free[2]))
+
+
+def test_exported_tokenizer_gives_the_text_of_transformers(tmp_path: Path) -> None:
+    """A tokenizer that is trained on a text of the repository goes from the model's folder to the file's folder."""
+    pytest.importorskip("transformers.generation")
+    import torch
+    from tokenizers import trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    lines = Path(__file__).read_text().splitlines()
+    settings: dict[str, Any] = {"vocab_size": 400, "special_tokens": ["<end>"], "initial_alphabet": alphabet}
+    trained.train_from_iterator(lines, trainers.BpeTrainer(show_progress=False, **settings))
+    # No token for padding.
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token="<end>")
+    tokenizer.save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "eos_token_id": 0},
+        **{"num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": None},
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    normdeploy.export(tmp_path / "model", task="text-generation-with-past", output=tmp_path / "out" / "model.onnx")
+    prompts = ["def test_the_model", "assert"]
+    done = normdeploy.run(tmp_path / "out" / "model.onnx", generate=12, prompts=prompts)
+    assert done.notes == ()
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    feeds = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    wanted = model.generate(**feeds, max_new_tokens=12, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    assert done.texts == tuple(tokenizer.decode(row, skip_special_tokens=True) for row in wanted)

@@ -24,24 +24,34 @@ from normdeploy.verbs.verify.output_results import OutputResult
 from tests.decoders import (
     PAST_DIMS,
     PAST_INPUTS,
+    PLACES,
     PLAIN_INPUTS,
     STATE_DIMS,
     STATE_INPUTS,
+    STATIC_DIMS,
+    STATIC_INPUTS,
     BlindToPadding,
+    Chunked,
     Decoder,
     EagerLoop,
     ForgottenState,
     GrowingState,
+    OverwrittenToken,
     PaddedState,
     RecurrentDecoder,
     RecurrentLoop,
+    RestartedChunks,
+    WiderWindow,
+    Windowed,
     WithPast,
     WithStates,
+    WithStaticCache,
     WrongOffset,
     counting_decoder,
     past_example,
     plain_example,
     state_example,
+    static_example,
 )
 
 COUNT = 12
@@ -325,3 +335,46 @@ def test_a_fault_in_the_state_of_a_linear_attention_is_found(
     assert not result
     rows = result.files[0].rows
     assert [bool(row) for row in rows] == [right_without_padding, right_without_padding, False]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "fault"), [(Windowed, WiderWindow), (Chunked, RestartedChunks)], ids=["window", "chunks"]
+)
+def test_prompt_longer_than_the_window_passes_and_another_window_fails(
+    decoder: type[Decoder], fault: type[Decoder], tmp_path: Path
+) -> None:
+    whole = from_module(decoder().eval(), plain_example(), inputs=PLAIN_INPUTS)
+    result = check(whole, exported(decoder(), tmp_path), decoder(), seeds=1)
+    # Prompts of 8 tokens are longer than windows and chunks. One of three rows is padded on the left.
+    assert result, result.describe_failures()
+    assert all(row.equal == COUNT for file in result.files for row in file.rows)
+    assert not check(whole, exported(fault(), tmp_path), decoder(), seeds=1)
+
+
+def exported_static(module: WithStaticCache, folder: Path) -> Path:
+    path = folder / "static.onnx"
+    normdeploy.export(module.eval(), static_example(), output=path, inputs=STATIC_INPUTS, dims=STATIC_DIMS)
+    return path
+
+
+def test_file_with_a_static_cache_generates_the_same_tokens(model: LoadedModel, tmp_path: Path) -> None:
+    path = exported_static(WithStaticCache(Decoder()), tmp_path)
+    result = check(model, path, seeds=1)
+    assert result, result.describe_failures()
+    assert all(row.equal == COUNT for file in result.files for row in file.rows)
+    # The cache grows in a file, and the tokens are the same.
+    growing = normdeploy.run(exported(Decoder(), tmp_path), generate=COUNT, prompt_ids=[[3, 4, 5], [9]])
+    static = normdeploy.run(path, generate=COUNT, prompt_ids=[[3, 4, 5], [9]])
+    np.testing.assert_array_equal(static.arrays["tokens"], growing.arrays["tokens"])
+    # The last token is not read, so it needs no place.
+    assert normdeploy.run(path, generate=PLACES, prompt_ids=[[1]]).arrays["tokens"].shape == (1, PLACES)
+    with pytest.raises(
+        InputError, match=f"{PLACES + 1} tokens are read, but the static cache of the file has {PLACES}"
+    ):
+        normdeploy.run(path, generate=PLACES + 1, prompt_ids=[[1]])
+    with pytest.raises(InputError, match=f"are read as 40 positions, but static.onnx takes {PLACES}; .*cache=41:41:41"):
+        check_generation(model, EagerLoop(Decoder()), [path], count=40)
+
+
+def test_static_cache_that_overwrites_a_token_fails(model: LoadedModel, tmp_path: Path) -> None:
+    assert not check(model, exported_static(OverwrittenToken(Decoder()), tmp_path), seeds=1)
