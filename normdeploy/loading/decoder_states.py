@@ -225,8 +225,9 @@ class _Block:
     """Recurrent layer that keeps its states in attributes (RecurrentGemma)."""
 
     layer: int
-    convolution: nn.Module
-    recurrence: nn.Module
+    # The attributes are tensors or None, which the type of a module does not express.
+    convolution: Any
+    recurrence: Any
 
 
 def _find_stateful_blocks(model: nn.Module) -> list[_Block]:
