@@ -328,8 +328,8 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Runtime that will run the written file: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. If a"
-        " norm has several equivalent forms, the form that is best for this runtime is written.",
+        "Runtime that will run the written file: any, onnxruntime, onnxruntime-accurate, openvino, tensorrt or"
+        " tensorrt-rtx. If a norm has several equivalent forms, the form that is best for this runtime is written.",
         metavar="RUNTIME",
         type=Runtime,
     )
