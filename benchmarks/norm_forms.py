@@ -166,7 +166,8 @@ def rows(results: list[dict[str, Any]], runtime: str) -> list[MeasuredForm]:
     found = []
     for kind, dtype in product(KINDS, ("float32", "float16", "float64")):
         own = [r["forms"] for r in results if (r["kind"], r["dtype"]) == (kind, dtype)]
-        for form in own[0] if own else ():
+        # A form that the runtime refuses for some sizes is not chosen for any.
+        for form in [form for form in own[0] if all(form in f for f in own)] if own else ():
             ratio = statistics.geometric_mean(f[form]["ratio"] for f in own)
             excess = max(f[form]["excess"] for f in own)
             found.append(MeasuredForm(runtime, kind, dtype, form, round(ratio, 3), min(1e9, round(excess, 3))))
@@ -229,6 +230,9 @@ def main() -> None:
             flush=True,
         )
     after, date = describe_machine(), datetime.date.today().isoformat()
+    stem = "norm_forms" if runtime == USUAL else f"norm_forms_{runtime}"
+    held = {"date": date, "rounds": rounds, "machine": asdict(before), "load at the end": after.load, "norms": results}
+    (RESULTS / f"{stem}.json").write_text(json.dumps(held, indent=1) + "\n")
     chosen = rows(results, runtime)
     told = f"{date}, {rounds} rounds; {before}; load {after.load:.1f} at the end"
     known = json.loads(TABLE.read_text())
@@ -238,9 +242,6 @@ def main() -> None:
         "rows": [*others, *(asdict(row) for row in chosen)],
     }
     TABLE.write_text(json.dumps(table_of_package, indent=1) + "\n")
-    held = {"date": date, "rounds": rounds, "machine": asdict(before), "load at the end": after.load, "norms": results}
-    stem = "norm_forms" if runtime == USUAL else f"norm_forms_{runtime}"
-    (RESULTS / f"{stem}.json").write_text(json.dumps(held, indent=1) + "\n")
     (RESULTS / f"{stem}.md").write_text(f"# Forms of norms\n\n{__doc__}\n{told}\n\n{table(results, chosen)}\n")
 
 

@@ -5,6 +5,7 @@ Each fault has the number of its issue, and says where it was tried. A fault tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -117,6 +118,26 @@ def _has_one_group(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
     return op_key(node) == "GroupNormalization" and attribute_value(node, "num_groups", 0) == 1
 
 
+def _has_scale_of_other_rank(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    """Match a LayerNormalization whose scale has another number of axes than are normalized, unless it holds as many
+    elements.
+    """
+    if op_key(node) != "LayerNormalization" or len(node.input) < 2:
+        return False
+    shape, scale = graph.types[node.input[0]][1], graph.types[node.input[1]][1]
+    axis = attribute_value(node, "axis", -1)
+    if scale is None or (shape is None and axis >= 0):
+        return False
+    normalized = -axis if axis < 0 else len(shape or ()) - axis
+    rows = tuple(shape or ())[-normalized:]
+    if len(scale) == normalized or not all(isinstance(n, int) for n in scale):
+        return False
+    elements = math.prod(n for n in scale if isinstance(n, int))
+    if rows and all(isinstance(n, int) for n in rows):
+        return elements != math.prod(n for n in rows if isinstance(n, int))
+    return elements == 1
+
+
 def _is_float64_norm(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
     return op_key(node) in STANDARD and graph.types[node.input[0]][0] == onnx.TensorProto.DOUBLE
 
@@ -172,6 +193,14 @@ FAULTS = (
         " wrong",
         remedy="`normdeploy optimize --runtime tensorrt` writes a LayerNormalization",
         matches=_has_one_group,
+    ),
+    RuntimeFault(
+        "",
+        runtime="openvino",
+        effect="OpenVINO does not load a LayerNormalization whose scale has another number of axes than are normalized."
+        " This was seen in 2026.4.1",
+        remedy="`normdeploy optimize --runtime openvino` writes such a scale in another form",
+        matches=_has_scale_of_other_rank,
     ),
     RuntimeFault(
         "",
