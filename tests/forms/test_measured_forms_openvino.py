@@ -17,7 +17,8 @@ OPEN_ROW = """g (float[N, M] x) => (float[N, M] y) <int64[1] axes = {-1}, float 
     m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)
     w = Add(v, e)  r = Sqrt(w)  y = Div(d, r)
 }"""
-MODULATED = """g (float[B, 4, 8] x, float[B, 1, 8] gamma) => (float[B, 4, 8] y) <int64[1] axes = {-1}, float e = {1e-5}> {
+MODULATED = """g (float[B, 4, 8] x, float[B, 1, 8] gamma) => (float[B, 4, 8] y)
+    <int64[1] axes = {-1}, float e = {1e-5}> {
     m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)
     w = Add(v, e)  r = Sqrt(w)  n = Div(d, r)  y = Mul(n, gamma)
 }"""
