@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from ..findings.records import Certificate, Finding
 from ..forms.measured_forms import best_form
 from ..graphs.graph import Graph
+from ..option_values import OPENVINO
 from .certification import pair_of
 from .node_queries import is_standard_op, sole_consumer, standard_producer
 from .proposals import Proposal, RewriteTarget, propose_for_speed

@@ -85,15 +85,29 @@ class OpenVinoRunner(LiveRunner):
                 )
         self._library = import_openvino()
         compiled = self._compile(source, proto, openvino_settings(runner) | _thread_setting(threads))
-        # OpenVINO drops inputs that no node reads, and it merges equal tensors, which then have several names.
-        ports = [(place, port.get_names()) for place, port in enumerate(compiled.inputs)]
-        self._places = {place: next(spec.name for spec in self.inputs if spec.name in names) for place, names in ports}
+        self._places = self._match_inputs(compiled)
         if len(compiled.outputs) != len(self.outputs):
             raise GraphError(
                 f"{self.name} has {len(compiled.outputs)} outputs after the conversion, but the file has"
                 f" {len(self.outputs)}"
             )
+        self._compiled = compiled
         self._request = compiled.create_infer_request()
+
+    def _match_inputs(self, compiled: Any) -> dict[int, str]:
+        """Find the name of each input. OpenVINO drops inputs that no node reads, and a tensor may have several names.
+
+        Returns:
+            Place of an input in OpenVINO -> name in the file.
+        """
+        places = dict[int, str]()
+        for place, port in enumerate(compiled.inputs):
+            names = port.get_names()
+            known = [spec.name for spec in self.inputs if spec.name in names]
+            if not known:
+                raise GraphError(f"{self.name} has an input {sorted(names)} after the conversion that the file lacks")
+            places[place] = known[0]
+        return places
 
     def _compile(self, source: PathLike | bytes, proto: onnx.ModelProto, settings: dict[str, Any]) -> Any:
         core = _open_core()
@@ -107,8 +121,8 @@ class OpenVinoRunner(LiveRunner):
             raise kind(f"{self.name} can't load the model: {describe_error(text, proto)}") from error
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        held = self._bind_arrays(arrays)
-        self._infer()
+        held = self._bind_arrays(self._request, arrays)
+        self._infer(self._request)
         results = (self._request.get_output_tensor(place).data for place in range(len(self.outputs)))
         outputs = {
             spec.name: _from_openvino(value, spec.dtype) for spec, value in zip(self.outputs, results, strict=True)
@@ -117,8 +131,8 @@ class OpenVinoRunner(LiveRunner):
         del held
         return outputs
 
-    def _bind_arrays(self, arrays: dict[str, np.ndarray]) -> list[Any]:
-        """Bind the arrays as inputs.
+    def _bind_arrays(self, request: Any, arrays: dict[str, np.ndarray]) -> list[Any]:
+        """Bind the arrays as inputs of a request.
 
         Returns:
             Objects that must stay alive until the run is over.
@@ -130,13 +144,13 @@ class OpenVinoRunner(LiveRunner):
             # OpenVINO refuses to share memory that it may not write.
             array = np.asarray(arrays[name], order="C")
             tensor = _as_openvino(self._library, array if array.flags.writeable else array.copy())
-            self._request.set_input_tensor(place, tensor)
+            request.set_input_tensor(place, tensor)
             held.append(tensor)
         return held
 
-    def _infer(self) -> None:
+    def _infer(self, request: Any) -> None:
         try:
-            self._request.infer()
+            request.infer()
         except Exception as error:
             raise InputError(
                 f"{self.name} does not run the model on these inputs: {describe_error(str(error))}"
@@ -147,17 +161,20 @@ class OpenVinoRunner(LiveRunner):
         return {name: as_tensor(name, array) for name, array in outputs.items()}
 
     def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
-        held = self._bind_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
+        arrays = {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()}
+        # Later calls of ``infer`` bind other inputs, so the bound run has a request of its own.
+        request = self._compiled.create_infer_request()
+        held = self._bind_arrays(request, arrays)
 
         def run_once() -> None:
-            self._infer()
+            self._infer(request)
 
         # The request holds only addresses, so the returned function keeps the tensors alive.
         run_once.held = held  # type: ignore[attr-defined]
         return run_once
 
     def _free_model(self) -> None:
-        del self._request
+        del self._request, self._compiled
 
 
 def title_of_runner(runner: str) -> str:

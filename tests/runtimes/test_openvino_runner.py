@@ -144,7 +144,9 @@ def test_views_and_read_only_arrays_are_read_and_not_changed(x: np.ndarray) -> N
 @installed
 def test_prepare_runs_without_binding_again(x: np.ndarray) -> None:
     with opened("g (float[N, M] x) => (float[N, M] y) { y = Neg(x) }") as runner:
-        runner.prepare({"x": x})()
+        run = runner.prepare({"x": x})
+        np.testing.assert_array_equal(runner.infer({"x": x[:1]})["y"], -x[:1])
+        run()
 
 
 @installed
