@@ -1,10 +1,12 @@
-"""Measure the time and accuracy of each form of each norm in onnxruntime's CPU provider.
+"""Measure the time and accuracy of each form of each norm in onnxruntime's CPU provider, or in OpenVINO.
 
-The results are the table that ``--runtime onnxruntime`` uses.
+The results are the table that ``--runtime onnxruntime`` and ``--runtime openvino`` use.
 
-``python -m benchmarks.norm_forms`` writes ``normdeploy/forms/norm_forms.json``, which the package reads
-(`normdeploy.forms.measured_forms` describes how it chooses). It also writes ``benchmarks/results/norm_forms.md`` and
-``.json`` with each size. Times are medians with one thread; all forms of a norm run in turns in random order. Errors
+``python -m benchmarks.norm_forms [--runtime openvino]`` writes the rows of the runtime in
+``normdeploy/forms/norm_forms.json``, which the package reads (`normdeploy.forms.measured_forms` describes how it
+chooses). It also writes each size to ``benchmarks/results/norm_forms.md`` and ``.json``, for OpenVINO to
+``norm_forms_openvino.md`` and ``.json``. Times are medians with one thread; all forms of a norm run in turns in random
+order. OpenVINO's times are processor time. It computes in float32, and its rows have only this type. Errors
 are the largest absolute differences from float64. The inputs are standard normal around an offset, or constant (0.3,
 like a zero image after a convolution with a bias). "allowed" is the larger of two values: twice the error of the
 decomposed form, and the error of statistics that are off by a few ulps of the largest element.
@@ -16,6 +18,7 @@ import argparse
 import datetime
 import json
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import product
@@ -27,14 +30,15 @@ import onnx
 import onnxruntime as ort
 
 from normdeploy.forms.measured_forms import MeasuredForm, best_form
+from normdeploy.option_values import OPENVINO, USUAL
+from normdeploy.runtimes.openvino_runner import OpenVinoRunner
 from normdeploy.runtimes.ort_runner import shorten_ort_error
 from normdeploy.verbs.bench.machine_info import describe_machine
 from normdeploy.verbs.bench.norm_cases import FORMS, KINDS, NormCase
-from normdeploy.verbs.bench.timing import race_calls
+from normdeploy.verbs.bench.timing import MOST_WARMUP, race_calls
 
 RESULTS = Path(__file__).with_name("results")
 TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "forms" / "norm_forms.json"
-RUNTIME = "onnxruntime"
 OFFSETS = (0.0, 1e2, 1e3, 1e4)
 CONSTANT = 0.3
 LOOKED = (*(f"error at {offset:g}" for offset in OFFSETS), "error at a constant")
@@ -68,11 +72,14 @@ CASES = (
 )
 
 
-def session(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[ort.InferenceSession, Callable[[], object]]:
+Infer = Callable[[dict[str, np.ndarray]], np.ndarray]
+
+
+def open_onnxruntime(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[Infer, Callable[[], object]]:
     """Open a session with one thread.
 
     Returns:
-        the session, and a function that runs it on bound inputs.
+        a function that returns the result for an input, and one that runs the session on bound inputs.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
@@ -81,11 +88,29 @@ def session(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[ort.I
     for name, array in feeds.items():
         binding.bind_cpu_input(name, array)
     binding.bind_output("y")
-    return made, lambda: made.run_with_iobinding(binding)
+    return lambda given: made.run(None, given)[0], lambda: made.run_with_iobinding(binding)
 
 
-def measured(case: NormCase, rounds: int) -> dict[str, Any]:
+def open_openvino(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[Infer, Callable[[], object]]:
+    """Open a model in OpenVINO with one thread.
+
+    Returns:
+        a function that returns the result for an input, and one that runs the model on bound inputs.
+    """
+    made, bound = (OpenVinoRunner(proto.SerializeToString(), threads=1) for _ in range(2))
+    return lambda given: made.infer(given)["y"], bound.prepare(feeds)
+
+
+# Runtime -> function that opens a model.
+OPENERS = {USUAL: open_onnxruntime, OPENVINO: open_openvino}
+
+
+def measured(case: NormCase, rounds: int, runtime: str, warmup: int) -> dict[str, Any]:
     """Measure all forms of a case.
+
+    Args:
+        warmup: maximum number of rounds before the counted ones.
+        runtime: a key of ``OPENERS``.
 
     Returns:
         times in microseconds, errors by offset, and the allowed errors.
@@ -93,20 +118,21 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
     runs, refused = {}, {}
     for form in case.distinct_forms:
         try:
-            runs[form] = session(case.make_model(form), case.feeds())
+            runs[form] = OPENERS[runtime](case.make_model(form), case.feeds())
             runs[form][1]()
         # Catch every exception, because onnxruntime's exceptions share no base class.
         except Exception as error:
             runs.pop(form, None)
             refused[form] = shorten_ort_error(error)
-    timing = race_calls([call for _, call in runs.values()], rounds=rounds)
+    clock = time.process_time if runtime == OPENVINO else time.perf_counter
+    timing = race_calls([call for _, call in runs.values()], rounds=rounds, clock=clock, most_warmup=warmup)
     errors: dict[str, list[float]] = {form: [] for form in runs}
     allowed = []
     constant = {"x": np.full(case.shape, CONSTANT, case.dtype)}
     for feeds in (*map(case.feeds, OFFSETS), constant):
         expected = case.evaluate_float64(feeds["x"])
-        for form, (made, _) in runs.items():
-            error = np.abs(made.run(None, feeds)[0] - expected).max()
+        for form, (infer, _) in runs.items():
+            error = np.abs(infer(feeds) - expected).max()
             errors[form].append(float(error) if np.isfinite(error) else float("inf"))
         allowed.append(max(2 * errors["decomposed"][-1], case.allowed_error(feeds["x"])))
     base = list(runs).index("decomposed")
@@ -131,7 +157,7 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
     }
 
 
-def rows(results: list[dict[str, Any]]) -> list[MeasuredForm]:
+def rows(results: list[dict[str, Any]], runtime: str) -> list[MeasuredForm]:
     """Build the package's table: one row for each kind and form, over all sizes.
 
     Returns:
@@ -140,10 +166,11 @@ def rows(results: list[dict[str, Any]]) -> list[MeasuredForm]:
     found = []
     for kind, dtype in product(KINDS, ("float32", "float16", "float64")):
         own = [r["forms"] for r in results if (r["kind"], r["dtype"]) == (kind, dtype)]
-        for form in own[0]:
-            time = statistics.geometric_mean(f[form]["ratio"] for f in own)
+        # A form that the runtime refuses for some sizes is not chosen for any.
+        for form in [form for form in own[0] if all(form in f for f in own)] if own else ():
+            ratio = statistics.geometric_mean(f[form]["ratio"] for f in own)
             excess = max(f[form]["excess"] for f in own)
-            found.append(MeasuredForm(RUNTIME, kind, dtype, form, round(time, 3), min(1e9, round(excess, 3))))
+            found.append(MeasuredForm(runtime, kind, dtype, form, round(ratio, 3), min(1e9, round(excess, 3))))
     return found
 
 
@@ -174,7 +201,7 @@ def table(results: list[dict[str, Any]], chosen: list[MeasuredForm]) -> str:
     for row in chosen:
         mark = (
             "best"
-            if row.form == best_form(row.kind, RUNTIME, row.dtype, FORMS, chosen)
+            if row.form == best_form(row.kind, row.runtime, row.dtype, FORMS, chosen)
             else "too inaccurate"
             if row.excess > 1
             else ""
@@ -187,23 +214,35 @@ def main() -> None:
     """Measure all cases and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--warmup", type=int, default=MOST_WARMUP, help="most rounds before the counted ones")
+    parser.add_argument("--runtime", choices=OPENERS, default=USUAL)
+    given = parser.parse_args()
+    rounds, runtime = given.rounds, given.runtime
     before = describe_machine()
     results = []
     for case in CASES:
-        results.append(measured(case, rounds))
+        if runtime == OPENVINO and case.dtype != "float32":
+            continue
+        results.append(measured(case, rounds, runtime, given.warmup))
         print(
             results[-1]["norm"],
             {form: round(told["ratio"], 2) for form, told in results[-1]["forms"].items()},
             flush=True,
         )
     after, date = describe_machine(), datetime.date.today().isoformat()
-    chosen = rows(results)
-    told = f"{date}, {rounds} rounds; {before}; load {after.load:.1f} at the end"
-    TABLE.write_text(json.dumps({"measured": told, "rows": [asdict(row) for row in chosen]}, indent=1) + "\n")
+    stem = "norm_forms" if runtime == USUAL else f"norm_forms_{runtime}"
     held = {"date": date, "rounds": rounds, "machine": asdict(before), "load at the end": after.load, "norms": results}
-    (RESULTS / "norm_forms.json").write_text(json.dumps(held, indent=1) + "\n")
-    (RESULTS / "norm_forms.md").write_text(f"# Forms of norms\n\n{__doc__}\n{told}\n\n{table(results, chosen)}\n")
+    (RESULTS / f"{stem}.json").write_text(json.dumps(held, indent=1) + "\n")
+    chosen = rows(results, runtime)
+    told = f"{date}, {rounds} rounds; {before}; load {after.load:.1f} at the end"
+    known = json.loads(TABLE.read_text())
+    others = [row for row in known["rows"] if row["runtime"] != runtime]
+    table_of_package = {
+        "measured": known["measured"] | {runtime: told},
+        "rows": [*others, *(asdict(row) for row in chosen)],
+    }
+    TABLE.write_text(json.dumps(table_of_package, indent=1) + "\n")
+    (RESULTS / f"{stem}.md").write_text(f"# Forms of norms\n\n{__doc__}\n{told}\n\n{table(results, chosen)}\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ LIBRARIES = (
     "onnxruntime-gpu",
     "tensorrt",
     "tensorrt-rtx",
+    "openvino",
     "polygraphy",
     "triton",
     "numpy",

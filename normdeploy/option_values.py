@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 # Runtimes that a file can be written for.
-Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]
+Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "openvino", "tensorrt", "tensorrt-rtx"]
 # Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also allows normdeploy's own ops with
 # function bodies.
 Fuse = Literal["standard", "portable"]
@@ -37,7 +37,7 @@ PROVIDERS = ("cpu", "cuda")
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 LIBRARIES: tuple[EngineLibrary, ...] = get_args(EngineLibrary)
 # Names of the single runtimes. A file for one of the TENSORRT runtimes need not run in onnxruntime.
-ANY, USUAL, ACCURATE, *TENSORRT = RUNTIMES
+ANY, USUAL, ACCURATE, OPENVINO, *TENSORRT = RUNTIMES
 # Internal name of the target that ``--runtime onnxruntime --provider cuda`` selects.
 CUDA = "onnxruntime-cuda"
 ONNXRUNTIME = (USUAL, ACCURATE, CUDA)

@@ -299,7 +299,8 @@ class RunnersOption:
     runners: Sequence[str] = option_field(
         (),
         "--runner",
-        "Also run ONNX files in this runtime, which an installed package provides. Repeatable.",
+        "Also run ONNX files in this runtime: openvino, openvino-bf16, openvino-fp16, or the runtime of an installed"
+        " package. Repeatable.",
         metavar="NAME",
         type=list[str] | None,
     )
@@ -358,8 +359,8 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Runtime that will run the written file: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. If a"
-        " norm has several equivalent forms, the form that is best for this runtime is written.",
+        "Runtime that will run the written file: any, onnxruntime, onnxruntime-accurate, openvino, tensorrt or"
+        " tensorrt-rtx. If a norm has several equivalent forms, the form that is best for this runtime is written.",
         metavar="RUNTIME",
         type=Runtime,
     )

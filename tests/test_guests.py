@@ -321,9 +321,9 @@ def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> Non
             theirs.infer({"x": x.astype(np.float64)})
     race = normdeploy.bench(written[0], rounds=1, runners="reference")
     assert "reference (clamped-scale-norm)" in {entry.runtime for entry in race.entries}
-    with pytest.raises(InputError, match="no installed package provides a runtime 'other'; choose from 'reference'"):
+    with pytest.raises(InputError, match=r"provides a runtime 'other'; choose from .*'reference'"):
         normdeploy.run(written[0], runner="other")
-    with extensions.disabled(), pytest.raises(InputError, match="no runtime is provided"):
+    with extensions.disabled(), pytest.raises(InputError, match="runtime 'reference'; choose from 'openvino',"):
         normdeploy.verify(Net().eval(), written[0], X, runners="reference")
 
 

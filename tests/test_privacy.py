@@ -11,7 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from normdeploy.verbs.bisect.reproduction import SCRIPT
+from normdeploy.runtimes.openvino_runner import explain_missing_openvino
+from normdeploy.verbs.bisect.reproduction_script import write_script
 from tests.forked import ROOT
 from tests.support import LAYER_NORM, parsed
 
@@ -78,4 +79,24 @@ def test_what_the_user_has_set_stays(home: Path) -> None:
 
 
 def test_the_script_of_a_reproduction_switches_it_off_first() -> None:
-    assert 0 < SCRIPT.index("ORT_DISABLE_TELEMETRY") < SCRIPT.index("import onnxruntime")
+    script = write_script("cpu", "a fault")
+    assert 0 < script.index("ORT_DISABLE_TELEMETRY") < script.index("import onnxruntime")
+    script = write_script("openvino", "a fault")
+    assert 0 < script.index('sys.modules["openvino_telemetry"] = None') < script.index("import openvino")
+
+
+@pytest.mark.skipif(explain_missing_openvino() is not None, reason="OpenVINO is not installed")
+def test_openvino_alone_leaves_something_and_our_import_of_it_nothing(home: Path) -> None:
+    """The plain import writes its identifier, unless the machine counts as a CI job."""
+    neither = {"CI": "", "TF_BUILD": "", "JENKINS_URL": ""}
+    python(home, "-c", "import openvino", **neither)
+    if not left_in(home):
+        pytest.skip("this build of OpenVINO sends nothing at its import")
+    for path in sorted(home.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    ours = (
+        "from normdeploy.runtimes.openvino_runner import import_openvino; import_openvino().Core();"
+        " import openvino_telemetry; print(openvino_telemetry.Telemetry.__name__)"
+    )
+    assert python(home, "-c", ours, **neither).strip() == "Telemetry"
+    assert left_in(home) == set()

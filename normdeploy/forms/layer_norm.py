@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
+from ..option_values import OPENVINO
 from ..recognition.norm_facts import Norm
 from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
@@ -56,7 +57,11 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     ):
         return Refusal(SLOWER, norm.y.name)
     behind = last.normalized
-    fits = all(varies_only_along(p, behind) or _is_modulation(norm, p) for p in (norm.gamma, norm.beta))
+    # OpenVINO 2026.4 refuses a scale with more axes than are normalized.
+    takes_modulation = runtime != OPENVINO
+    fits = all(
+        varies_only_along(p, behind) or (takes_modulation and _is_modulation(norm, p)) for p in (norm.gamma, norm.beta)
+    )
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
     refusal = last.check_data(norm)
     if refusal is not None:
@@ -67,7 +72,10 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     shape = last.parameter_shape(gamma, beta)
     if shape == [1]:
         row = norm.shape[behind[0]]
-        shape = [row] if isinstance(row, int) else [1, 1]
+        if isinstance(row, int):
+            shape = [row]
+        else:
+            shape = [1] if runtime == OPENVINO else [1, 1]
     if needs_full_parameters(norm, runtime, behind):
         shape = [int(norm.shape[a]) for a in behind]  # type: ignore[arg-type]
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]

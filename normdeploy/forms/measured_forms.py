@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from ..option_values import ACCURATE, ANY, CUDA, TENSORRT, USUAL
+from ..option_values import ACCURATE, ANY, CUDA, OPENVINO, TENSORRT, USUAL
 
 # Forms that write a norm as one node. With ``--runtime any``, all norms but group norms get such a form, so that other
 # tools find the norm in the file.
@@ -57,13 +57,13 @@ def is_measured(runtime: str) -> bool:
     return runtime == CUDA or any(row.runtime == _runtime_in_table(runtime) for row in load_table())
 
 
-def _runtime_in_table(runtime: str) -> str:
+def _runtime_in_table(runtime: str, dtype: str = "float32") -> str:
     """Return the runtime whose rows apply.
 
     The rows of onnxruntime apply to "any", because TensorRT runs these forms too. For TensorRT, ``build`` replaces them
-    by TensorRT's best forms.
+    by TensorRT's best forms. OpenVINO computes every floating type in float32, and was measured in this type only.
     """
-    if runtime in (ANY, ACCURATE):
+    if runtime in (ANY, ACCURATE) or (runtime == OPENVINO and dtype != "float32"):
         return USUAL
     return runtime
 
@@ -116,7 +116,7 @@ def best_form(
     Returns:
         the form; the first of ``among`` if nothing was measured.
     """
-    # The two restrictions apply to onnxruntime only.
+    # The two restrictions apply to onnxruntime, in which files for OpenVINO are checked too.
     if runtime not in TENSORRT:
         among = [form for form in among if (dtype, kind, form) not in _WITHOUT] or among
         among = [form for form in among if epsilon >= _SMALL or (kind, form) not in _CANCELS] or among
@@ -126,7 +126,7 @@ def best_form(
         return among[0]
     if runtime == ANY and kind != "GroupNorm":
         among = [form for form in among if form in _SINGLE] or among
-    key = (_runtime_in_table(runtime), kind, dtype)
+    key = (_runtime_in_table(runtime, dtype), kind, dtype)
     own = [r for r in (load_table() if rows is None else rows) if (r.runtime, r.kind, r.dtype) == key]
     sound = [r for r in own if r.form in among and r.excess <= 1]
     if sound:

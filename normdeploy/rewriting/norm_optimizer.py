@@ -84,7 +84,7 @@ def optimize_norms(
     Args:
         proto: the model with its weights; it is not changed.
         runtime: selects among equal standard forms. "any" writes one standard node per norm except group norms.
-            "onnxruntime" writes the fastest sound form for it, "onnxruntime-accurate" the most accurate
+            "onnxruntime" and "openvino" write the fastest sound form for it, "onnxruntime-accurate" the most accurate
             (`normdeploy.forms.measured_forms`).
         fuse: "standard" for standard ops only; "portable" also writes this project's own ops with function bodies
             (`graphs.own_op_functions`) if no standard op expresses a norm.

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from ..findings.records import Certificate, Finding
 from ..forms.measured_forms import best_form
 from ..graphs.graph import Graph
+from ..option_values import OPENVINO
 from .certification import pair_of
 from .node_queries import is_standard_op, sole_consumer, standard_producer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
@@ -41,6 +42,9 @@ def propose_residual_sum(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
         return None
     shapes = [graph.shape(t) for t in (total, *add.inputs)]
     if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3:
+        return None
+    # OpenVINO does not join the two nodes.
+    if target.wanted.form_runtime == OPENVINO:
         return None
     if best_form(KIND, target.wanted.form_runtime, dtype.name, ("standard", "sum")) != "sum":
         return None

@@ -14,7 +14,7 @@ from ..findings.records import Finding
 from ..forms.measured_forms import best_form
 from ..graphs.graph import NEWEST
 from ..norms.norm_table import STANDARD
-from ..option_values import ONNXRUNTIME
+from ..option_values import ONNXRUNTIME, OPENVINO
 from ..storage.heap import trim_heap
 from ..storage.shared_weights import Weights
 from ..types import Progress
@@ -310,7 +310,7 @@ def _with_verdict(finding: Finding, verdict: TrialOutcome, runtime: str) -> Find
         most = certificate.rounding_bound
         reason = f"onnxruntime's kernel is inaccurate here: error {measured:.2g}, expected at most {most:.2g}"
         better = best_form(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
-        if better and runtime not in ONNXRUNTIME:
+        if better and runtime not in (*ONNXRUNTIME, OPENVINO):
             hint = "; --runtime onnxruntime writes another form"
         else:
             hint = ""

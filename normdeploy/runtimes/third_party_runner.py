@@ -16,7 +16,7 @@ package.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,11 @@ from .tensor_spec import as_numpy, as_tensor
 _ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
 
 
-def require_runtime(name: str) -> Extension:
+def require_runtime(name: str, others: Sequence[str] = ()) -> Extension:
     """Find the entry point of a runtime by its name.
+
+    Args:
+        others: names of runtimes that need no package, for the error.
 
     Returns:
         The entry point.
@@ -47,7 +50,8 @@ def require_runtime(name: str) -> Extension:
     """
     matching = extensions.find_extension(extensions.RUNTIMES, name)
     if matching is None:
-        known = ", ".join(repr(e.name) for e in extensions.installed_extensions(extensions.RUNTIMES))
+        names = [*others, *(e.name for e in extensions.installed_extensions(extensions.RUNTIMES))]
+        known = ", ".join(map(repr, names))
         raise InputError(
             f"no installed package provides a runtime {name!r}; "
             + (f"choose from {known}" if known else "no runtime is provided (--no-extensions disables the search)")

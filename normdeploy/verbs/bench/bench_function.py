@@ -49,8 +49,7 @@ def bench(call: BenchCall) -> Race:
         norms: benchmark built-in example norms of this kind, or of "all" kinds. No file is passed in this case.
         against: also benchmark files that other tools write for the same model: "plain", "onnxslim", "onnxsim",
             "ort-transformers" (``verbs.bench.peer_optimizers``).
-        runners: names of runtimes from installed packages (`normdeploy.runtimes.third_party_runner`) that also run the
-            ONNX files.
+        runners: names of further runtimes that also run the ONNX files, as for ``verify``.
         progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...environment import describe_environment
 
-_LIBRARIES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "onnx", "normdeploy")
+_LIBRARIES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino", "onnx", "normdeploy")
 
 
 @dataclass(frozen=True)

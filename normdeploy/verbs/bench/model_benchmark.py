@@ -41,8 +41,8 @@ from ...precision.half_conversion import recorded_precision
 from ...runtimes import RunResult
 from ...runtimes.code_runner import CodeRunner
 from ...runtimes.live_runner import LiveRunner
+from ...runtimes.named_runners import require_named_runner
 from ...runtimes.ort_runner import explain_missing_cuda
-from ...runtimes.third_party_runner import require_runtime, third_party_title
 from ...runtimes.torch_runners import Float64Runner
 from ...runtimes.trt_runner import TITLES, describe_missing_runtime, is_engine, read_runtime
 from ...storage.npz_files import read_npz
@@ -321,7 +321,10 @@ def _open_contestants(
         if not cuda:
             add_contestant("onnxruntime CUDA", name, on_cuda, file, provider="cuda")
         for other in runners:
-            add_contestant(third_party_title(require_runtime(other)), name, requested, file, runner=other)
+            further = require_named_runner(other)
+            computed = FLOATS.get(further.precision, requested)
+            own_threads = {"threads": threads} if further.provider else {}
+            add_contestant(further.title, name, computed, file, runner=other, **own_threads)
     if cuda:
         not_run.append(NotRun("onnxruntime CUDA", cuda))
     if not contestants:

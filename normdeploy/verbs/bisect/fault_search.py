@@ -15,6 +15,7 @@ import onnx
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen_to_float64
 from ...runtimes.float64_evaluator import NotEvaluated, tensor_values
+from ...runtimes.openvino_runner import PRECISIONS, describe_wide_integers
 from ...types import Array
 from ..verify.model_tensors import model_tensors_by_name
 from .cause_search import SpotRecomputer
@@ -153,8 +154,8 @@ class FaultSearch(FaultTracer):
         """Choose the tensors and values that mend a fault.
 
         Returns:
-            Tensor -> value. None if the right value is unknown or overflows the tensor's type, or if the tensor is the
-            output.
+            Tensor -> value. None if the right value is unknown or overflows the tensor's type or the integers of
+            OpenVINO, or if the tensor is the output.
         """
         if trace.held:
             return {name: self._units.round_to_file_type(name, value) for name, value in trace.held.items()}
@@ -163,6 +164,8 @@ class FaultSearch(FaultTracer):
         if right is None or tensor == self._output:
             return None
         stored = self._units.round_to_file_type(tensor, right)
+        if self._bench.provider in PRECISIONS and describe_wide_integers(stored):
+            return None
         if np.isfinite(stored.astype(np.float64))[np.isfinite(right)].all():
             return {tensor: stored}
         return None

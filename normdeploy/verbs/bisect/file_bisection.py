@@ -49,7 +49,7 @@ from ..verify.reference_models import OWN, FileModel, Original
 from ..verify.runtime_candidates import OFF, ON, STEPWISE, NotRun
 from .failing_nodes import find_failing_nodes
 from .fault_search import FaultSearch
-from .fault_tracing import CUDA, Fault, FaultyOutput
+from .fault_tracing import CUDA, OPENVINO, Fault, FaultyOutput
 from .preprocessing import find_preprocessing
 from .quantized_search import QuantizedSearch
 from .reproduction import Reproduction
@@ -307,7 +307,7 @@ def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[
     """
     failed = [r for r in parity.results if not r and r.runtime not in OWN]
     chosen: OutputResult | None = None
-    for runtime in (OFF, STEPWISE, ON, *CUDA):
+    for runtime in (OFF, STEPWISE, ON, *CUDA, *OPENVINO):
         own = [r for r in failed if r.runtime == runtime]
         files = ", ".join(map(repr, given)) or "none"
         not_searched += [
@@ -321,7 +321,7 @@ def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[
         elif of is not None and chosen is None:
             chosen = of
     for r in failed:
-        if r.runtime not in (OFF, STEPWISE, ON, *CUDA, ROUNDED, UNROUNDED):
+        if r.runtime not in (OFF, STEPWISE, ON, *CUDA, *OPENVINO, ROUNDED, UNROUNDED):
             message = "engines and runtimes of other packages are compared at their outputs only"
             not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {message}", r.file))
     return chosen

@@ -8,67 +8,14 @@ from pathlib import Path
 
 import onnx
 
+from ...runtimes.openvino_runner import PRECISIONS, openvino_settings
 from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
 from ...storage.npz_files import write_npz
 from ...types import Array, Arrays, PathLike
+from .reproduction_script import write_script
 
 # Maximum bytes of weights (1 GiB) that are written inside the ONNX file.
 _INLINE = 1 << 30
-
-SCRIPT = '''"""{title}
-
-Runs model.onnx on inputs.npz in onnxruntime and compares with expected.npz, the float64 values.
-Needs numpy, onnx and onnxruntime. Exit code 1: the error is larger than allowed.
-"""
-
-import json
-import os
-import pathlib
-import sys
-
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import of onnxruntime; 0 keeps its telemetry on
-
-import numpy as np
-import onnx
-import onnxruntime as ort
-
-here = pathlib.Path(__file__).parent
-check = json.loads((here / "check.json").read_text(encoding="utf-8"))
-with np.load(here / "inputs.npz") as held:
-    arrays = dict(held)
-with np.load(here / "expected.npz") as held:
-    expected = held["expected"]
-
-model = onnx.load(here / "model.onnx", load_external_data=False)
-onnx_types = {{v.name: v.type.tensor_type.elem_type for v in model.graph.input}}
-options = ort.SessionOptions()
-level = ort.GraphOptimizationLevel
-options.graph_optimization_level = level.ORT_ENABLE_ALL if check["optimizer"] else level.ORT_DISABLE_ALL
-session = ort.InferenceSession(str(here / "model.onnx"), options, providers=[check["provider"]])
-
-
-def value_of(name):
-    array = np.ascontiguousarray(arrays[check["inputs"][name]])
-    if onnx_types[name] == onnx.TensorProto.BFLOAT16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-(result,) = session.run_with_ort_values([check["output"]], {{name: value_of(name) for name in check["inputs"]}})
-if result.data_type() == "tensor(bfloat16)":
-    sys.exit("the result is bfloat16, which numpy does not support: add a Cast to float32 to read it")
-got = result.numpy().astype(np.float64)
-if got.size != expected.size:
-    print(f"{{check['output']}}: its shape is {{list(got.shape)}}, expected {{list(expected.shape)}}")
-    sys.exit(1)
-got = got.reshape(expected.shape)
-finite = np.isfinite(got) & np.isfinite(expected)
-error = float(np.abs(np.where(finite, got, 0) - np.where(finite, expected, 0)).max(initial=0))
-broken = int((~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)).sum())
-more = f", {{broken}} elements not finite" if broken else ""
-print(f"{{check['output']}}: error {{error:.6g}}, allowed {{check['allowed']:.6g}}{{more}}")
-sys.exit(1 if broken or error > check["allowed"] else 0)
-'''
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +27,7 @@ class Reproduction:
         expected: float64 value of ``output``.
         allowed: allowed absolute error of ``output``.
         optimizer: True to run the model with onnxruntime's optimizer.
-        provider: "cpu" or "cuda".
+        provider: "cpu" or "cuda" for onnxruntime, or the name of a runner of OpenVINO.
         title: the cause, which the script prints.
     """
 
@@ -119,11 +66,13 @@ class Reproduction:
         check = {
             "output": self.output,
             "allowed": self.allowed,
-            "optimizer": self.optimizer,
-            "provider": providers[self.provider],
             "inputs": keys,
             "cause": self.title,
         }
+        if self.provider in PRECISIONS:
+            settings = openvino_settings(self.provider)
+            check |= {"precision": settings["INFERENCE_PRECISION_HINT"], "mode": settings["EXECUTION_MODE_HINT"]}
+        else:
+            check |= {"optimizer": self.optimizer, "provider": providers[self.provider]}
         (folder / "check.json").write_text(json.dumps(check, indent=2) + "\n", encoding="utf-8")
-        title = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in self.title)
-        (folder / "reproduce.py").write_text(SCRIPT.format(title=title), encoding="utf-8")
+        (folder / "reproduce.py").write_text(write_script(self.provider, self.title), encoding="utf-8")

@@ -63,8 +63,9 @@ class JudgingOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Runtime that will run the files: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Norms are"
-        " compared with the forms that optimize writes for this runtime, and only this runtime has to support them.",
+        "Runtime that will run the files: any, onnxruntime, onnxruntime-accurate, openvino, tensorrt or tensorrt-rtx."
+        " Norms are compared with the forms that optimize writes for this runtime, and only this runtime has to"
+        " support them.",
         metavar="RUNTIME",
         type=Runtime,
     )

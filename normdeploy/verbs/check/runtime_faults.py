@@ -5,8 +5,10 @@ Each fault has the number of its issue, and says where it was tried. A fault tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 
@@ -14,23 +16,30 @@ from ...contrib.expansion_types import tensor_types
 from ...graphs.dims import Types
 from ...graphs.proto_queries import module_path
 from ...norms.norm_table import ROWS, STANDARD
-from ...option_values import TENSORRT
+from ...option_values import OPENVINO, TENSORRT, USUAL
+from ...runtimes.openvino_runner import describe_wide_integers
 from ...runtimes.target_support import op_key
 from ...storage.onnx_domains import default_domain_opset
 from ...storage.proto_traversal import attribute_value
 from .norm_rules import Problem
 
 _KINDS = {row.op: row.kind for row in ROWS}
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Pow"})
 # Ops that normalize the axes from ``axis`` on, and whose scale has these axes
 _SCALED_ROWS = frozenset(op for op, row in STANDARD.items() if "axis" in row.attributes and "scale" in row.inputs)
 
 
 @dataclass(frozen=True)
 class _FaultyGraph:
-    """Graph with the types of its tensors and the producer of each tensor."""
+    """Graph with the types of its tensors and the producer of each tensor.
+
+    Attributes:
+        wide_integers: int64 weights with values outside int32.
+    """
 
     types: Types
     producers: Mapping[str, onnx.NodeProto]
+    wide_integers: frozenset[str] = frozenset()
 
     def rank(self, name: str) -> int | None:
         shape = self.types[name][1]
@@ -52,14 +61,14 @@ class RuntimeFault:
 
     Attributes:
         issue: repository and number of the report; "" if the project knows no report.
-        tensorrt: True for a fault of TensorRT, False for a fault of onnxruntime.
+        runtime: "onnxruntime", "openvino" or "tensorrt".
         effect: the wrong result or the failure, and where it was tried.
         remedy: what to write instead.
         matches: tells if a node has the fault.
     """
 
     issue: str
-    tensorrt: bool
+    runtime: Literal["onnxruntime", "openvino", "tensorrt"]
     effect: str
     remedy: str
     matches: Callable[[_FaultyGraph, onnx.NodeProto], bool]
@@ -109,10 +118,45 @@ def _has_one_group(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
     return op_key(node) == "GroupNormalization" and attribute_value(node, "num_groups", 0) == 1
 
 
+def _has_scale_of_other_rank(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    """Match a LayerNormalization whose scale has another number of axes than are normalized, unless it holds as many
+    elements.
+    """
+    if op_key(node) != "LayerNormalization" or len(node.input) < 2:
+        return False
+    shape, scale = graph.types[node.input[0]][1], graph.types[node.input[1]][1]
+    axis = attribute_value(node, "axis", -1)
+    if scale is None or (shape is None and axis >= 0):
+        return False
+    normalized = -axis if axis < 0 else len(shape or ()) - axis
+    rows = tuple(shape or ())[-normalized:]
+    if len(scale) == normalized or not all(isinstance(n, int) for n in scale):
+        return False
+    elements = math.prod(n for n in scale if isinstance(n, int))
+    if rows and all(isinstance(n, int) for n in rows):
+        return elements != math.prod(n for n in rows if isinstance(n, int))
+    return elements == 1
+
+
+def _is_float64_norm(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    return op_key(node) in STANDARD and graph.types[node.input[0]][0] == onnx.TensorProto.DOUBLE
+
+
+def _computes_with_wide_integer(graph: _FaultyGraph, node: onnx.NodeProto) -> bool:
+    """Match integer arithmetic with a constant outside int32. The end of a Slice may be such a constant."""
+    return op_key(node) in _ARITHMETIC and any(name in graph.wide_integers for name in node.input)
+
+
+def _exceeds_int32(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type != onnx.TensorProto.INT64 or onnx.external_data_helper.uses_external_data(tensor):
+        return False
+    return bool(describe_wide_integers(onnx.numpy_helper.to_array(tensor)))
+
+
 FAULTS = (
     RuntimeFault(
         "onnxruntime#28971",
-        tensorrt=False,
+        runtime="onnxruntime",
         effect="onnxruntime's CUDA provider is reported to compute wrong numbers if the scale has fewer axes than the"
         " norm. The CPU provider of 1.31.1 computes the right numbers",
         remedy="Write the scale in the shape of the normalized axes",
@@ -120,7 +164,7 @@ FAULTS = (
     ),
     RuntimeFault(
         "onnxruntime#31980",
-        tensorrt=False,
+        runtime="onnxruntime",
         effect="onnxruntime's optimizer fuses the Mul with the norm, although it makes the result larger, and then"
         " fails to run. This was seen in the CPU provider of 1.31.1",
         remedy="Turn the optimizer's extended level off, or expand the input before the norm",
@@ -128,7 +172,7 @@ FAULTS = (
     ),
     RuntimeFault(
         "",
-        tensorrt=False,
+        runtime="onnxruntime",
         effect="onnxruntime's optimizer fuses the Add with the norm as SkipLayerNormalization, which refuses a scale"
         " of one number. This was seen in the CPU provider of 1.31.1",
         remedy="Write the scale out to one number per element; `normdeploy optimize` does it",
@@ -136,7 +180,7 @@ FAULTS = (
     ),
     RuntimeFault(
         "onnxruntime#29034",
-        tensorrt=False,
+        runtime="onnxruntime",
         effect="SkipSimplifiedLayerNormalization in float16 is reported to give zeros. The CPU provider of 1.31.1"
         " computes the right numbers for a small example",
         remedy="Compare the outputs on your provider with verify",
@@ -144,11 +188,34 @@ FAULTS = (
     ),
     RuntimeFault(
         "TensorRT#4756",
-        tensorrt=True,
+        runtime="tensorrt",
         effect="TensorRT runs a GroupNormalization with one group as an InstanceNormalization, so the numbers are"
         " wrong",
         remedy="`normdeploy optimize --runtime tensorrt` writes a LayerNormalization",
         matches=_has_one_group,
+    ),
+    RuntimeFault(
+        "",
+        runtime="openvino",
+        effect="OpenVINO does not load a LayerNormalization whose scale has another number of axes than are normalized."
+        " This was seen in 2026.4.1",
+        remedy="`normdeploy optimize --runtime openvino` writes such a scale in another form",
+        matches=_has_scale_of_other_rank,
+    ),
+    RuntimeFault(
+        "",
+        runtime="openvino",
+        effect="OpenVINO's CPU plugin computes float64 in float32. This was seen in 2026.4.1",
+        remedy="Run the file in onnxruntime, or compare its outputs with verify --runner openvino",
+        matches=_is_float64_norm,
+    ),
+    RuntimeFault(
+        "",
+        runtime="openvino",
+        effect="OpenVINO's CPU plugin computes int64 in int32, so the constant becomes another number. This was seen"
+        " in 2026.4.1",
+        remedy="Keep the integers of the model within int32",
+        matches=_computes_with_wide_integer,
     ),
 )
 
@@ -157,7 +224,7 @@ def find_runtime_faults(proto: onnx.ModelProto, runtime: str) -> Iterator[Proble
     """Find the nodes of the main graph at which a runtime has a known fault.
 
     Args:
-        runtime: runtime whose faults count. "any" means onnxruntime, whose files are not for TensorRT alone.
+        runtime: runtime whose faults count. "any" means onnxruntime.
 
     Yields:
         A problem for each node and fault.
@@ -165,10 +232,12 @@ def find_runtime_faults(proto: onnx.ModelProto, runtime: str) -> Iterator[Proble
     graph = _FaultyGraph(
         tensor_types(proto, default_domain_opset(proto)),
         {name: node for node in proto.graph.node for name in node.output},
+        frozenset(t.name for t in proto.graph.initializer if _exceeds_int32(t)),
     )
+    family = "tensorrt" if runtime in TENSORRT else OPENVINO if runtime == OPENVINO else USUAL
     for node in (n for n in proto.graph.node if n.input and n.output):
         for fault in FAULTS:
-            if fault.tensorrt is (runtime in TENSORRT) and fault.matches(graph, node):
+            if fault.runtime == family and fault.matches(graph, node):
                 number = f" ({fault.issue})" if fault.issue else ""
                 yield Problem(
                     "runtime-fault",

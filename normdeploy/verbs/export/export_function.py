@@ -110,7 +110,7 @@ def export(call: ExportCall) -> ExportResult:
         target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
             It chooses ``runtime`` and the newest opset. Norm ops that the target does not run are not written.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
-            "tensorrt" or "tensorrt-rtx".
+            "openvino", "tensorrt" or "tensorrt-rtx".
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
             onnxruntime's documentation, not measurements.
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a

@@ -23,7 +23,7 @@ class InspectOptions:
         "any",
         "--runtime",
         "Show the rewrites that export and optimize make for this runtime: any, onnxruntime, onnxruntime-accurate,"
-        " tensorrt or tensorrt-rtx.",
+        " openvino, tensorrt or tensorrt-rtx.",
         metavar="RUNTIME",
         type=Runtime,
     )

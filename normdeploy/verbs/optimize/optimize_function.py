@@ -93,7 +93,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
         output: path of the result; None returns the model in memory only: ``model`` of the result has the class of
             ``source``.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
-            "tensorrt" or "tensorrt-rtx".
+            "openvino", "tensorrt" or "tensorrt-rtx".
         target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
             It chooses ``runtime``. Norm ops that the target does not run become several nodes.
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows

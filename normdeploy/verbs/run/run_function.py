@@ -19,9 +19,9 @@ from ...inputs.file_inputs import describe_file_inputs, parse_input_values
 from ...inputs.token_prompts import IDS, MASK
 from ...model import DEFAULT_SIZES, Dim, InputSpec, ModelSignature, require_multiples
 from ...option_values import PROVIDERS
+from ...runtimes.named_runners import require_named_runner
 from ...runtimes.session_runner import SessionRunner
 from ...runtimes.size_search import find_runnable_sizes
-from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime
 from ...runtimes.trt_runner import is_engine
 from ...storage.export_record import read_record
 from ...storage.file_replacement import resolve_writable_path
@@ -102,9 +102,9 @@ def open_runner(call: RunnerCall) -> LiveRunner:
             call.
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or an object with ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
-        threads: threads of one operator in onnxruntime on the CPU; 0 uses one for each core.
-        runner: name of a runtime from an installed package (`normdeploy.runtimes.third_party_runner`), which runs the
-            file instead of onnxruntime.
+        threads: threads of one operator in onnxruntime or OpenVINO on the CPU; 0 uses one for each core.
+        runner: name of the runtime that runs the file instead of onnxruntime: "openvino", "openvino-bf16",
+            "openvino-fp16", or the runtime of an installed package (`normdeploy.runtimes.third_party_runner`).
         runtime_cache: file for the kernels that TensorRT-RTX compiles when an engine first runs. None reads
             ``<path>.runtime-cache`` if it exists. True also replaces this file when the runner is closed. A path does
             the same with another file. False uses no cache.
@@ -127,7 +127,7 @@ def open_runner(call: RunnerCall) -> LiveRunner:
     if call.device < 0:
         raise InputError(f"the device is {call.device}; GPUs are counted from 0")
     if call.runner is not None:
-        return _open_third_party_runner(path, call.runner, call.only_for_others)
+        return _open_named_runner(path, call.runner, call)
     if is_engine(path):
         return _open_engine(path, call)
     if call.weight_budget is not None:
@@ -158,17 +158,18 @@ def _open_engine(path: PathLike, call: RunnerCall) -> LiveRunner:
     )
 
 
-def _open_third_party_runner(path: PathLike, runner: str, is_elsewhere: bool) -> LiveRunner:
-    require_runtime(runner)
+def _open_named_runner(path: PathLike, runner: str, call: RunnerCall) -> LiveRunner:
+    further = require_named_runner(runner)
     if is_engine(path):
         raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; omit the runner {runner!r}")
-    if is_elsewhere:
+    if call.only_for_others or (call.threads and not further.provider):
+        threads = "" if further.provider else " threads,"
         raise InputError(
-            "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget apply to"
+            f"provider, device, stream, cuda_graph,{threads} runtime_cache and weight_budget apply to"
             f" onnxruntime and TensorRT, but the runner is {runner!r}; omit them"
         )
     require_terminating_file(path)
-    return ThirdPartyRunner(runner, path)
+    return further.open(path, call.threads)
 
 
 @take_fields_as_arguments(RunCall, onnx="source")

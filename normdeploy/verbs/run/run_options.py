@@ -46,7 +46,8 @@ class RunOptions:
     runner: str | None = option_field(
         None,
         "--runner",
-        "Runtime that runs the file instead of onnxruntime. An installed package provides this runtime.",
+        "Runtime that runs the file instead of onnxruntime: openvino, openvino-bf16, openvino-fp16, or the runtime of"
+        " an installed package.",
         metavar="NAME",
     )
     runtime_cache: Any = option_field(
@@ -135,7 +136,7 @@ class RunnerCall:
 
     @property
     def only_for_others(self) -> bool:
-        """Return whether an option is set that third-party runtimes do not support."""
+        """Return whether an option is set that only onnxruntime or TensorRT supports."""
         is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
         is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
-        return bool(is_placed or self.threads or is_of_engines)
+        return bool(is_placed or is_of_engines)

@@ -46,7 +46,7 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
 
     Some files are not judged on inputs with extreme or non-finite numbers:
 
-    - Engines guarantee nothing for non-finite numbers.
+    - Engines and OpenVINO guarantee nothing for non-finite numbers.
     - ONNX does not define the effect of a NaN on a maximum, an order or a coordinate. The NaN may be in the input, or
       may be computed from an infinity.
     - The ranges of a quantized file are meant for ordinary numbers. The same holds for an op that takes its range from
@@ -69,7 +69,8 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
         return True
     has_nan = case.kind == NAN or any(v.dtype.kind == "f" and np.isnan(v).any() for v in answer.reference.values())
     blind = bool(subject.ops & NAN_BLIND) or compares_inside
-    return not subject.runtime and not (has_nan and blind) and not subject.ops & FINITE_ALONE
+    guarded = bool(subject.runtime) or candidate.finite_only
+    return not guarded and not (has_nan and blind) and not subject.ops & FINITE_ALONE
 
 
 def divides_zero_by_zero(eager: RunResult, reference: RunResult) -> bool:

@@ -7,6 +7,7 @@ from math import prod
 
 from onnx import TensorProto
 
+from ...inputs.input_cases import NONFINITE
 from ...runtimes.ort_runner import NAMES
 from ...storage.export_record import read_record
 from ...storage.onnx_files import load_onnx
@@ -82,7 +83,7 @@ def collect_notes(
     notes = []
     for precision, trial in trials.items():
         if precision and trial.candidates:
-            files = ", ".join(dict.fromkeys(c.file_label for c in trial.candidates))
+            files = ", ".join(dict.fromkeys(map(_half_title, trial.candidates)))
             notes.append(
                 f"{files} computes in half precision, so {trial.eager.name} also ran in {FLOATS[precision]}, on inputs"
                 f" rounded to {FLOATS[precision]}"
@@ -102,11 +103,21 @@ def collect_notes(
         setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
         notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
     notes += [c.without for c in candidates if c.without]
+    guarded = dict.fromkeys(c.name for t in trials.values() for c in t.candidates if c.finite_only and c.ran)
+    if guarded and any(answer.case.kind in NONFINITE for t in trials.values() for answer in t.answers):
+        notes.append(f"{', '.join(guarded)} was not compared on NaN and infinities, for which it guarantees nothing")
     notes += note_choices(candidates)
     made = {r.file for r in results if r.runtime not in OWN}
     for file in dict.fromkeys(c.file_label for c in candidates if c.file_label not in made):
         notes.append(f"no runtime could run {file}: nothing is known about it")
     return notes
+
+
+def _half_title(candidate: RuntimeCandidate) -> str:
+    """Name the file, or the file in a runtime that itself lowers the precision."""
+    if candidate.lowered:
+        return f"{candidate.file_label} in {candidate.name}"
+    return candidate.file_label
 
 
 def note_choices(candidates: Sequence[RuntimeCandidate]) -> list[str]:

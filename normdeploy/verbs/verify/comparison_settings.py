@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...inputs.dataset import open_dataset
 from ...inputs.image_dataset import Preprocessing
 from ...inputs.input_cases import NamedInputs, read_inputs
-from ...runtimes.third_party_runner import require_runtime
+from ...runtimes.named_runners import require_named_runner
 from ...types import PathLike
 from ..arguments.preprocessing_choice import resolve_preprocessing
 from ..arguments.user_functions import is_function_name
@@ -35,7 +35,7 @@ class ComparisonSettings:
         labels: array or column of the dataset that holds the right classes.
         preprocessing: preparation of the dataset's files; None for arrays.
         names: name in a file -> name in the model, or (name in a file, name in the model).
-        runners: third-party runtimes, by name.
+        runners: names of further runtimes.
         runs_own_code: True if the user names a function as MODULE:FUNCTION.
     """
 
@@ -58,7 +58,7 @@ class ComparisonSettings:
         Options override the policy file.
 
         Args:
-            runners: third-party runtimes, by name.
+            runners: names of further runtimes.
 
         Returns:
             the settings.
@@ -76,7 +76,7 @@ class ComparisonSettings:
         if options.preprocess is not None and options.dataset is None:
             raise InputError("--preprocess prepares the files of a folder; pass the folder with --dataset")
         for name in runners:
-            require_runtime(name)
+            require_named_runner(name)
         if options.labels is not None and options.dataset is None:
             raise InputError(
                 f"the labels {options.labels!r} are part of a dataset, but no dataset was passed; pass it with"

@@ -13,9 +13,9 @@ from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.proto_queries import captured_names, forget_dim_names
 from ...model import LoadedModel
 from ...precision.tensor_ranges import serialize_for_session
-from ...runtimes import HeldRunner
+from ...runtimes import HeldRunner, Runner
+from ...runtimes.named_runners import open_session_runner
 from ...runtimes.ordering_operators import OrderingOperator, list_ordering_operators
-from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import iter_tensors
 from ...storage.proto_traversal import copy_model, iter_bodies
 from ...storage.shared_weights import embed_shared_array
@@ -84,11 +84,11 @@ def pair_choices(model: LoadedModel, proto: onnx.ModelProto) -> PairedChoices | 
 
 
 class ChoiceReader(HeldRunner):
-    """Session of a file in onnxruntime that returns the file's choices. It is opened on the first input.
+    """Session of a file in a runtime that returns the file's choices. It is opened on the first input.
 
     Args:
         load: loads the file.
-        optimize, provider: as for `OrtRunner`.
+        optimize, provider: as for `open_session_runner`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ChoiceReader(HeldRunner):
         self._optimize = optimize
         self._provider = provider
         self._is_open = False
-        self._runner: OrtRunner | None = None
+        self._runner: Runner | None = None
         self._stack = ExitStack()
         self.paired: PairedChoices | None = None
 
@@ -129,7 +129,7 @@ class ChoiceReader(HeldRunner):
         if self.paired is not None:
             source = self._stack.enter_context(serialize_for_session(self.paired.with_outputs(proto)))
             self._runner = self._stack.enter_context(
-                OrtRunner(source, optimize=self._optimize, provider=self._provider)
+                open_session_runner(source, optimize=self._optimize, provider=self._provider)
             )
 
     def _free_model(self) -> None:

@@ -64,6 +64,7 @@ from .output_results import OutputResult
 from .precision_trial import PrecisionTrial
 from .random_draws import random_nodes_of_file, random_ops_of_program
 from .reference_models import FileModel, FloatReference, Original, model_label
+from .runtime_blame import blame_runtimes
 from .runtime_candidates import (
     OFF,
     ComparedFile,
@@ -121,7 +122,7 @@ def compare_files(
         names: the file's name of an input or output -> the model's name, or texts such as "theirs=ours". None means
             that all names must be equal; names are then not matched by order either.
         dataset: samples to measure metrics and tolerances on.
-        runners: names of third-party runtimes that also run ONNX files.
+        runners: names of further runtimes that also run ONNX files: OpenVINO, and runtimes of other packages.
         budget: limits on time and memory. The verdict states the work that was skipped because of them.
         progress: called with (stage, done, total).
 
@@ -348,6 +349,7 @@ def _run_trials(
     for trial in trials.values():
         trial.rejudge_within_ranges()
         blame_optimizers(trial, tell, clock)
+        blame_runtimes(trial)
     return trials
 
 

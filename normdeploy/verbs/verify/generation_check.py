@@ -50,9 +50,9 @@ from ...runtimes.cached_decoder import (
     follow_tokens,
     require_fitting_prompts,
 )
+from ...runtimes.named_runners import require_named_runner
 from ...runtimes.ort_runner import OrtRunner, ort_title
 from ...runtimes.rounding_noise import RoundingRunner
-from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime, third_party_title
 from ...runtimes.torch_runners import HALVES, HalfRunner
 from ...runtimes.trt_runner import is_engine
 from ...storage.onnx_files import load_small_weights
@@ -162,7 +162,7 @@ def check_generation(
         count: number of tokens after each prompt.
         seeds: number of random batches of prompts.
         inputs: the user's prompts; None to draw prompts.
-        runners: names of third-party runtimes that run the files too.
+        runners: names of further runtimes that run the files too.
         clock: limit on the time. One batch of prompts always runs.
 
     Returns:
@@ -414,9 +414,8 @@ def _run_everywhere(
     file: DecoderFile, answers: Sequence[_Answer], ratio: float, runners: Sequence[str]
 ) -> Iterator[FileGeneration]:
     openers: dict[str, Callable[[], Any]] = {ort_title("cpu", optimize=True): partial(OrtRunner, file.path)}
-    openers |= {
-        third_party_title(require_runtime(name)): partial(ThirdPartyRunner, name, file.path) for name in runners
-    }
+    further = map(require_named_runner, runners)
+    openers |= {runner.title: partial(runner.open, file.path) for runner in further}
     for runtime, make in openers.items():
         rows: list[GeneratedRow] = []
         failure = ""

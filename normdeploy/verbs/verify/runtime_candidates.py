@@ -20,10 +20,9 @@ from ...precision.emulated_half import emulate_half
 from ...precision.type_conversion import FORMATS
 from ...runtimes import Runner, RunResult
 from ...runtimes.float64_evaluator import inline_functions
+from ...runtimes.named_runners import NamedRunner, require_named_runner
 from ...runtimes.ort_runner import OrtRunner, explain_missing_cuda, ort_title
 from ...runtimes.rounding_draws import RoundingDraw
-from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime
-from ...runtimes.third_party_runner import third_party_title as title_of_guest
 from ...runtimes.trt_runner import TITLES, TrtRunner, describe_missing_runtime, is_engine, read_runtime
 from ...storage.onnx_files import iter_bodies, load_onnx, load_small_weights
 from ...types import Arrays, PathLike
@@ -167,7 +166,9 @@ class RuntimeCandidate:
     Attributes:
         make: function that opens the runner.
         subject: the file; None for eager mode.
-        provider: "cpu" or "cuda" for onnxruntime, otherwise "".
+        provider: "cpu" or "cuda" for onnxruntime, the name of the runner for OpenVINO, otherwise "".
+        lowered: "fp16" or "bf16" if the runtime computes in this type and the file does not.
+        finite_only: True if the runtime guarantees nothing for NaN and infinities.
         optimize: True if onnxruntime's optimizer is on.
         unavailable: reason why the runtime can't run on this machine; None if it can.
         failure: reason why the runtime fails to load or run the file, although it is available; None if it runs the
@@ -193,6 +194,8 @@ class RuntimeCandidate:
     subject: ComparedFile | None = None
     provider: str = ""
     optimize: bool = False
+    lowered: str = ""
+    finite_only: bool = False
     runner: Runner | None = None
     unavailable: str | None = None
     failure: str | None = None
@@ -300,7 +303,7 @@ class RuntimeCandidate:
         if self.subject is None:
             return ""
         if not self.subject.runtime:
-            return self.subject.precision
+            return self.subject.precision or self.lowered
         stated = self.runner.float_types() if isinstance(self.runner, TrtRunner) else ()
         return next((short for short, name in FLOATS.items() if name in stated), usual)
 
@@ -311,7 +314,7 @@ def make_candidates(
     """List a candidate for every file in every runtime of this machine, and the runtimes that can't run.
 
     Args:
-        runners: third-party runtimes, by name.
+        runners: names of further runtimes.
 
     Returns:
         (candidates, runtimes that can't run).
@@ -333,8 +336,11 @@ def make_candidates(
                 title = ort_title(provider, optimize=optimize)
                 candidates.append(RuntimeCandidate(title, make_session, subject, provider, optimize))
         for name in dict.fromkeys(runners):
-            make = partial(ThirdPartyRunner, name, subject.path)
-            candidates.append(RuntimeCandidate(title_of_guest(require_runtime(name)), make, subject))
+            further = require_named_runner(name)
+            if lack := further.explain_missing():
+                not_run.append(NotRun(further.title, lack, subject.label))
+            else:
+                candidates.append(_further_candidate(further, subject))
         # The stepwise runtime is needed for half precision: onnxruntime's CPU provider has no bfloat16, and it removes
         # Casts to compute single float16 nodes in float32.
         if subject.precision or subject.computing.lowered or "bf16" in subject.computing.halves:
@@ -350,6 +356,18 @@ def make_candidates(
         else:
             candidates.append(RuntimeCandidate(name, partial(TrtRunner, subject.path), subject))
     return candidates, not_run
+
+
+def _further_candidate(runner: NamedRunner, subject: ComparedFile) -> RuntimeCandidate:
+    return RuntimeCandidate(
+        runner.title,
+        partial(runner.open, subject.path),
+        subject,
+        runner.provider,
+        lowered=runner.precision,
+        finite_only=bool(runner.provider),
+        advice=runner.describe_limits(load_small_weights(subject.path)),
+    )
 
 
 def _replica_candidates(subject: ComparedFile) -> list[RuntimeCandidate]:

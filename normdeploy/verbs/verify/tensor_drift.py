@@ -28,7 +28,8 @@ from ...inputs.array_conversion import to_numpy
 from ...model import LoadedModel
 from ...precision.tensor_ranges import serialize_for_session
 from ...precision.type_conversion import FORMATS
-from ...runtimes import RunResult
+from ...runtimes import Runner, RunResult
+from ...runtimes.named_runners import open_session_runner
 from ...runtimes.ordering_operators import ChoiceGuide
 from ...runtimes.ort_runner import OrtRunner
 from ...runtimes.torch_runners import HALVES, EagerRunner, Float64Runner, HalfRunner
@@ -351,7 +352,7 @@ class TensorComparison:
         return {name: feeds[name] if name in feeds else values[name] for name in tensors}
 
     @contextmanager
-    def open_runner_of(self, proto: onnx.ModelProto) -> Iterator[OrtRunner]:
+    def open_runner_of(self, proto: onnx.ModelProto) -> Iterator[Runner]:
         """Open a model in the runtime.
 
         Yields:
@@ -359,7 +360,7 @@ class TensorComparison:
         """
         with (
             serialize_for_session(proto) as source,
-            OrtRunner(source, optimize=self.optimize, provider=self.provider) as runner,
+            open_session_runner(source, optimize=self.optimize, provider=self.provider) as runner,
         ):
             yield runner
 
