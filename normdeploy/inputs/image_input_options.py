@@ -263,11 +263,13 @@ def _parse_normalization(text: str) -> _Normalization:
         if numbers[2] not in [(each,) for each in _PEAKS]:
             raise InputError(f"--normalize {text}: the brightest pixel is 1 or 255, not {parts[2]}; {_HOW}")
         peak = numbers[2][0]
-    elif (largest := max(map(abs, mean))) > 1:
-        raise InputError(
-            f"--normalize {text}: the mean {largest:g} is above 1, but pixels are from 0 to 1; for the mean and the"
-            f" deviation of pixels from 0 to 255, write {text}/255"
-        )
+    else:
+        for word, largest in (("mean", max(map(abs, mean))), ("deviation", max(std))):
+            if largest > 1:
+                raise InputError(
+                    f"--normalize {text}: the {word} {largest:g} is above 1, but pixels are from 0 to 1; for the mean"
+                    f" and the deviation of pixels from 0 to 255, write {text}/255; otherwise write {text}/1"
+                )
     return _Normalization(mean=mean, std=std, peak=peak)
 
 

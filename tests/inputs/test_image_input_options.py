@@ -49,6 +49,11 @@ def test_statistics_of_8_bit_pixels_divide_nothing_before() -> None:
     assert (image.divisor, image.range, image.mean) == (1, (0.0, 255.0), (127.5,))
 
 
+def test_a_stated_peak_allows_any_deviation() -> None:
+    (image,) = resolve(normalize="0/2/1")
+    assert (image.peak, image.std) == (1, (2.0,))
+
+
 def test_the_only_image_is_found_among_other_inputs() -> None:
     ids = spec("ids", 1, 16, dtype="int64")
     points = spec("points", 1, 4, 2)
@@ -96,6 +101,7 @@ def test_a_config_of_timm_states_mean_and_deviation(tmp_path: Path) -> None:
         ({"normalize": "0.5"}, "neither numbers nor an existing file"),
         ({"normalize": "0.5/0.5/128"}, "the brightest pixel is 1 or 255, not 128"),
         ({"normalize": "103.53/57.375"}, "the mean 103.53 is above 1, but pixels are from 0 to 1"),
+        ({"normalize": "0,0,0/255,255,255"}, "the deviation 255 is above 1, but pixels are from 0 to 1"),
         ({"normalize": "other=0.5/0.5"}, "the model has no input 'other'; it has ['pixels']"),
         ({"normalize": ["0.5/0.5", "pixels=0.4/0.4"]}, "twice for the input 'pixels', with '0.5/0.5' and '0.4/0.4'"),
         ({"input_layout": "ndhwc"}, "has 4 axes, so its layout is nchw or nhwc"),
