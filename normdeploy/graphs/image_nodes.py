@@ -32,7 +32,7 @@ def insert_image_nodes(
         a new model, whose metadata describes the images.
 
     Raises:
-        InputError: an image input is also an output.
+        InputError: an image input is also an output, or the model does not state its shape.
     """
     made = onnx.ModelProto()
     made.CopyFrom(proto)
@@ -41,10 +41,16 @@ def insert_image_nodes(
         raise InputError(
             f"the input {unchanged!r} is also an output, so its images can't be changed; remove the output"
         )
+    values = {value.name: value for value in made.graph.input}
+    if bare := next((i.name for i in images if not values[i.name].type.tensor_type.HasField("shape")), None):
+        raise InputError(
+            f"the file does not state the shape of the input {bare!r}, so its images can't be changed; write the shape"
+            " into the file"
+        )
     taken = _tensor_names(made.graph)
     nodes: list[onnx.NodeProto] = []
     for image in images:
-        value = next(v for v in made.graph.input if v.name == image.name)
+        value = values[image.name]
         prepared = unique_name(f"{image.name}_prepared", taken)
         _redirect_readers(made.graph, image.name, prepared)
         nodes += _write_nodes(made.graph, value, image, prepared, taken)

@@ -242,6 +242,15 @@ def test_an_image_that_is_also_an_output_is_refused() -> None:
         normdeploy.optimize(proto, input_type="uint8")
 
 
+def test_an_image_without_a_stated_shape_is_refused() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) { y = Relu(x) }'
+    )
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(InputError, match="does not state the shape of the input 'x'"):
+        normdeploy.optimize(proto, inputs="x[1,3,4,4]", **CAMERA)
+
+
 @pytest.mark.parametrize(
     "entry",
     [
