@@ -3,6 +3,10 @@
 Rounding may decide a choice: which of two nearly equal scores comes first, for example. Only some draws then make the
 choice of the other evaluation. If several candidates are nearly equal, as the queries of a detector are, a few draws
 miss some of the orders in which they may come. So more roundings are drawn while a difference is unexplained.
+
+Kernels add up hundreds of products one after another, so their errors are larger than a draw. Eager's own errors show
+by how much: the draws are multiplied by the largest ratio that eager needs in any row, from 1 to 8, as in
+`normdeploy.compare.error_bounds`.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...compare.element_errors import absolute_difference
-from ...compare.error_bounds import MOST_RUNS
+from ...compare.element_errors import absolute_difference, largest_of_rows
+from ...compare.error_bounds import MOST_RATIO, MOST_RUNS, RUNS
+from ...compare.ulp_spacing import float_spacing
 from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.ordering_operators import ChoiceGuide
@@ -28,10 +33,11 @@ _MOST_SECONDS = 60.0
 
 
 class RoundingEffect:
-    """Largest change of each element of each output under random roundings; it grows with each draw.
+    """Largest change of each element of each output under random roundings.
 
     Attributes:
-        moved: output -> largest change of each element, at first the errors of ``beside``.
+        moved: output -> largest change of each element, at first the errors of ``beside``. After `RUNS` draws, the
+            changes by draws are multiplied by the ratio of the errors of ``beside`` to them.
         draws: number of draws. Each draw rounds the inner values once, and perturbs the parameters once.
     """
 
@@ -61,7 +67,10 @@ class RoundingEffect:
         with self._reference.guided(guide):
             self._exact = self._reference.infer(feeds)
         start = beside or self._exact
-        self.moved = {output: absolute_difference(value, start[output]) for output, value in self._exact.items()}
+        self._dtypes = {output: value.dtype for output, value in start.items()}
+        self._beside = {output: absolute_difference(value, start[output]) for output, value in self._exact.items()}
+        self._drawn = {output: np.zeros_like(value) for output, value in self._beside.items()}
+        self.moved = dict(self._beside)
         self.draws = 0
 
     def draw(self, count: int) -> None:
@@ -70,16 +79,32 @@ class RoundingEffect:
             with self._reference.guided(self._guide):
                 rounded = self._reference.run_rounded(self._feeds, seed)
                 perturbed = self._reference.run_perturbed(self._feeds, self._unit, seed)
-            _enlarge(self.moved, rounded, self._exact)
-            _enlarge(self.moved, perturbed, self._exact)
+            _enlarge(self._drawn, rounded, self._exact)
+            _enlarge(self._drawn, perturbed, self._exact)
         self.draws += count
+        for output, drawn in self._drawn.items():
+            self.moved[output] = np.maximum(self._beside[output], self._ratio(output) * drawn)
+
+    def _ratio(self, output: str) -> float:
+        """Compute the largest multiple of the draws that ``beside`` needs in any row of an output.
+
+        Returns:
+            a number from 1 to 8; 1 for few draws and for integers.
+        """
+        exact = self._exact[output]
+        if self.draws < RUNS or exact.dtype.kind != "f" or not exact.size:
+            return 1.0
+        room = largest_of_rows(self._drawn[output] + float_spacing(exact, self._dtypes[output]))
+        beside = largest_of_rows(self._beside[output])
+        measured = np.isfinite(beside) & np.isfinite(room)
+        ratio = float((beside[measured] / room[measured]).max(initial=1.0))
+        return min(ratio, MOST_RATIO)
 
     def find_beyond(self, find: Callable[[RunResult], _Difference | None]) -> _Difference | None:
         """Draw roundings until they explain a difference, or until `MOST_RUNS` draws do not explain it.
 
         No draw comes first, because the errors of ``beside`` often explain the difference, and one run of a large model
-        takes seconds. Then come one draw and more, whose number doubles. Draws only enlarge ``moved``, so a difference
-        that fewer draws explain is also explained by more.
+        takes seconds. Then come one draw and more, whose number doubles.
 
         Args:
             find: finds a difference that is larger than ``moved`` explains.

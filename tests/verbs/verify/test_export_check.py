@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import normdeploy
 from normdeploy.errors import ExportError
 from normdeploy.loading import from_module
 from normdeploy.verbs.verify.export_check import require_expected_outputs, run_expected
@@ -40,3 +41,21 @@ def test_outputs_of_another_file_are_not_taken() -> None:
         run.known.file, run.known.file_outputs = onnx.ModelProto(), list(run.outputs.values())
     (note,) = require_expected_outputs(expected, onnx.ModelProto(), lambda: model, "onnxruntime")
     assert "onnxruntime can't load it" in note
+
+
+class Patches(nn.Module):
+    """Normalize pixels and embed patches of 768 pixels. Each row of the output has only two elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Conv2d(3, 8, 16, 16)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.embedding((pixels - 0.5) / 0.25)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_of_long_sums_is_not_a_wrong_file(seed: int) -> None:
+    torch.manual_seed(seed)
+    net = Patches().eval()
+    assert normdeploy.export(net, (torch.rand(2, 3, 32, 32),), inputs="pixels[2,3,32,32]{0:1}").model is not None

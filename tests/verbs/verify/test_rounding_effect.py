@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from normdeploy.compare.error_bounds import MOST_RUNS
+from normdeploy.compare.error_bounds import MOST_RUNS, RUNS
 from normdeploy.compare.perturbation import find_unexplained
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.rounding_noise import FLOAT32
+from normdeploy.runtimes.torch_runners import Float64Runner
 from normdeploy.verbs.verify.rounding_effect import RoundingEffect
 
 
@@ -90,3 +91,35 @@ def test_near_tie_of_one_sample_explains_no_class_of_another_sample() -> None:
     right, tied, wrong = np.array([0, 2]), np.array([1, 2]), np.array([0, 1])
     assert find(lambda moved: find_unexplained(tied, right, moved[output], 0.0)) is None
     assert find(lambda moved: find_unexplained(wrong, right, moved[output], 0.0)) is not None
+
+
+def test_errors_of_eager_in_one_row_scale_the_draws_of_all_rows_up_to_eightfold() -> None:
+    torch.manual_seed(0)
+    model = from_module(nn.Linear(64, 1).eval(), inputs=["x[batch,64]"])
+    feeds = {"x": np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)}
+    (output,) = model.outputs
+    plain = RoundingEffect(model, feeds, FLOAT32)
+    plain.draw(RUNS)
+    drawn = plain.moved[output]
+    right = Float64Runner(model).infer(feeds)[output]
+    room = drawn[0] + np.spacing(np.abs(right[0]).astype(np.float32))
+    for ratio, expected in [(0.5, 1.0), (3.0, 3.0), (100.0, 8.0)]:
+        beside = right.copy()
+        beside[0] += ratio * room
+        effect = RoundingEffect(model, feeds, FLOAT32, {output: beside.astype(np.float32)})
+        effect.draw(RUNS)
+        # The other rows of ``beside`` have errors of at most half a unit in the last place.
+        np.testing.assert_allclose(effect.moved[output][1:].max() / drawn[1:].max(), expected, rtol=0.3)
+
+
+def test_few_draws_are_not_scaled() -> None:
+    model = from_module(nn.Linear(4, 1).eval(), inputs=["x[batch,4]"])
+    feeds = {"x": np.ones((2, 4), np.float32)}
+    (output,) = model.outputs
+    beside = Float64Runner(model).infer(feeds)[output]
+    beside[0] += 1
+    effect = RoundingEffect(model, feeds, FLOAT32, {output: beside})
+    effect.draw(1)
+    plain = RoundingEffect(model, feeds, FLOAT32)
+    plain.draw(1)
+    np.testing.assert_array_equal(effect.moved[output][1:], plain.moved[output][1:])
