@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ...errors import InputError
+from ...errors import InputError, NormdeployError
 from ...storage.file_replacement import write_bytes
 from ...storage.folder_replacement import require_empty_dir
 from ...storage.tokenizer_files import SETTING_FILES, VOCABULARY_FILES, list_vocabulary_files, read_tokenizer_files
@@ -65,7 +65,7 @@ def copy_tokenizer(model: Path, output: Path) -> str:
     """Copy the tokenizer of a model's folder into the folder of its file, for ``run --generate``.
 
     Nothing is copied if a file of the same name exists there with other content, because a mixture of two tokenizers
-    would give wrong tokens.
+    would give wrong tokens. The written file is complete without the copy, so a failure is only noted.
 
     Args:
         model: folder of the model.
@@ -73,22 +73,23 @@ def copy_tokenizer(model: Path, output: Path) -> str:
 
     Returns:
         A note that says why nothing was copied; "" otherwise.
-
-    Raises:
-        NormdeployError: a file can't be written.
     """
     folder = output.parent
     if not list_vocabulary_files(model) or model.resolve() == folder.resolve():
         return ""
-    files = read_tokenizer_files(model)
-    beside = read_tokenizer_files(folder)
-    different = [name for name, content in beside.items() if files.get(name) != content]
-    if different:
-        return (
-            f"the tokenizer was not copied, because {os.fspath(folder)!r} has another {different[0]}; pass --tokenizer"
-            f" {os.fspath(model)} to run --generate, or write each model into a folder of its own"
-        )
-    for name, content in files.items():
-        if name not in beside:
-            write_bytes(folder / name, content)
+    advice = f"pass --tokenizer {os.fspath(model)} to run --generate"
+    try:
+        files = read_tokenizer_files(model)
+        beside = read_tokenizer_files(folder)
+        different = [name for name, content in beside.items() if files.get(name) != content]
+        if different:
+            return (
+                f"the tokenizer was not copied, because {os.fspath(folder)!r} has another {different[0]}; {advice}, or"
+                " write each model into a folder of its own"
+            )
+        for name, content in files.items():
+            if name not in beside:
+                write_bytes(folder / name, content)
+    except (OSError, NormdeployError) as error:
+        return f"the tokenizer was not copied: {error}; {advice}"
     return ""

@@ -72,3 +72,13 @@ def test_model_without_a_past_or_a_tokenizer_copies_nothing(folder: Path, tmp_pa
 def test_a_file_inside_the_model_s_folder_changes_nothing_else(folder: Path) -> None:
     export(folder, folder / "decoder.onnx")
     assert names_in(folder) == sorted([*FILES, *OTHERS, "decoder.onnx"])
+
+
+def test_failed_copy_is_a_note_beside_a_complete_file(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "decoder.onnx"
+    # A folder with the name of a file of the tokenizer.
+    (output.parent / "merges.txt").mkdir()
+    (note,) = [note for note in export(folder, output).notes if "tokenizer" in note]
+    assert note.startswith("the tokenizer was not copied: can't write")
+    assert f"pass --tokenizer {folder}" in note
+    assert onnx.load(output).graph.node
