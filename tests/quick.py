@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import functools
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -65,10 +66,15 @@ def read_tables_once(patch: pytest.MonkeyPatch) -> None:
     except (ImportError, AttributeError):  # another torch, which may take its time
         return
     known = set[str]()
-    read = functools.cache(ONNXRegistry.from_torchlib)
+    from_torchlib = ONNXRegistry.from_torchlib
+
+    # The exporter lists torchvision's ops only where this package is found.
+    @functools.cache
+    def read(has_torchvision: bool, *args: Any, **options: Any) -> ONNXRegistry:
+        return from_torchlib(*args, **options)
 
     def registry(*args: Any, **options: Any) -> ONNXRegistry:
-        made = copy.copy(read(*args, **options))
+        made = copy.copy(read(importlib.util.find_spec("torchvision") is not None, *args, **options))
         made.functions = {op: list(found) for op, found in made.functions.items()}
         return made
 

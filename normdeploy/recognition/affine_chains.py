@@ -78,7 +78,7 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
             )
             return Refusal(reason, node.outputs[0].name)
     of_input = bool(nodes) and _is_input(graph, _data_inputs(graph, start)[0])
-    if not any(n.op in ("Mul", "Div") if of_input else _may_scale_channels(graph, n) for n in nodes):
+    if not any(_may_scale_channels(graph, n) or (of_input and n.op in ("Mul", "Div")) for n in nodes):
         return iter(())
     # Leading views and Casts need not belong to the chain. If they do not, they stay before the scale.
     outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)

@@ -139,7 +139,7 @@ def test_name_of_a_package_model_is_a_source_without_files(tmp_path: Path) -> No
             'quantize = "int4", calibrate = "samples.npz"',
             "rotate = true",
             23,
-            "rotate and keep_float need quantization",
+            "dynamic and rotate need quantization",
         ),
         ("opset = 20", 'part = "all"', 4, "add one model per part"),
         ("[variants.fp32]", '[variants."a/b"]', 6, "may contain only letters, digits"),

@@ -609,7 +609,7 @@ def test_an_unknown_task_is_refused_before_transformers_is_imported(tmp_path: Pa
     ],
 )
 def test_past_and_new_tokens_share_the_positions(stated: dict[str, int], ranges: dict[str, str]) -> None:
-    ready = TraceableModel(nn.Identity(), [], new="seq", positions=64)
+    ready = TraceableModel(nn.Identity(), ["past_key[1,past,4]"], new="seq", positions=64)
     assert unstated_ranges(ready, stated) == ranges
 
 
@@ -622,7 +622,7 @@ def test_past_and_new_tokens_share_the_positions(stated: dict[str, int], ranges:
     ],
 )
 def test_a_model_with_a_linear_attention_reads_one_token(stated: dict[str, int], ranges: dict[str, str]) -> None:
-    ready = TraceableModel(nn.Identity(), [], new="seq", positions=64, one_token=True)
+    ready = TraceableModel(nn.Identity(), ["past_key[1,past,4]"], new="seq", positions=64, one_token=True)
     assert unstated_ranges(ready, stated) == ranges
     with pytest.raises(InputError, match="seq may have up to 4 tokens, but this model is exported with one token"):
         unstated_ranges(ready, {**stated, "seq": 4})

@@ -74,7 +74,7 @@ def test_a_refusal_is_told_and_the_rest_is_quantized() -> None:
 
 
 def test_rotation_alone_is_no_wish() -> None:
-    with pytest.raises(InputError, match="rotate and keep_float need quantization; also pass quantize"):
+    with pytest.raises(InputError, match="dynamic and rotate need quantization; also pass quantize"):
         normdeploy.optimize(transformer("rms"), rotate=True)
     with pytest.raises(InputError, match="rotate is 'yes'; pass True or False"):
         normdeploy.optimize(transformer("rms"), quantize="int4", rotate="yes")  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     words = ["optimize", str(source), "-o", str(target)]
     refused = run(*words, "--rotate")
     assert refused.returncode == 1
-    assert "rotate and keep_float need quantization" in " ".join(refused.stderr.split())
+    assert "dynamic and rotate need quantization" in " ".join(refused.stderr.split())
     assert "Traceback" not in refused.stderr
     assert not target.exists()
     done = run(*words, "--rotate", "--quantize", "int8", "--calibrate", str(tmp_path / "ids.npz"))

@@ -215,6 +215,6 @@ def test_trouble_bfloat16_kept_as_integers_is_read() -> None:
 
 
 def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    edited(monkeypatch, half_conversion, "convert_to_half", lambda proto: proto.graph.node[0].ClearField("input"))
+    edited(monkeypatch, half_conversion, "write_half", lambda proto: proto.graph.node[0].ClearField("input"))
     with pytest.raises(GraphError, match="would not run in fp16, so nothing was written"):
         normdeploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")

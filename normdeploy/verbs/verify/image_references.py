@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...errors import InputError
+from ...errors import GraphError, InputError
 from ...graphs.image_nodes import insert_image_nodes
 from ...image_input import UINT8, ImageInput
 from ...inputs.image_input_options import has_image_options, require_images, resolve_image_inputs
@@ -52,7 +52,8 @@ def prepare_reference(
         GraphError: the metadata of a file is malformed.
     """
     own = model.images
-    claims = [_read_claim(file, model) for file in files if os.path.isfile(file) and not is_engine(file)]
+    read = (_read_claim(file, model) for file in files if os.path.isfile(file) and not is_engine(file))
+    claims = [claim for claim in read if claim is not None]
     if options is not None and has_image_options(options):
         stated = resolve_image_inputs(options, model.inputs, own, "the reference")
         for claim in claims:
@@ -86,9 +87,16 @@ def prepare_reference(
     return replace(_with_images(model, first.images), image_claim=first.label), [note]
 
 
-def _read_claim(file: PathLike, model: Original) -> _Claim:
-    """Read the images of a file, with the model's names of the inputs."""
-    proto = load_onnx(file, external_data=False)
+def _read_claim(file: PathLike, model: Original) -> _Claim | None:
+    """Read the images of a file, with the model's names of the inputs.
+
+    Returns:
+        the claim; None for a file that can't be read, which the comparison names.
+    """
+    try:
+        proto = load_onnx(file, external_data=False)
+    except GraphError:
+        return None
     images = read_image_inputs(proto)
     ours = [spec.name for spec in model.inputs]
     theirs = [value.name for value in proto.graph.input]

@@ -21,11 +21,12 @@ from torch import nn
 import normdeploy
 from benchmarks.planted_faults import DIMS, FAULTS, Encoder, Fault, planted, specs
 from normdeploy.errors import NormdeployError
+from normdeploy.runtimes import named_runners
 from normdeploy.runtimes.ort_runner import OrtRunner
 from normdeploy.verbs.bisect.counterpart_search import find_counterparts
 from normdeploy.verbs.bisect.fault_search import FaultSearch
 from normdeploy.verbs.bisect.file_bisection import Bisection
-from normdeploy.verbs.verify import runtime_candidates, tensor_drift
+from normdeploy.verbs.verify import runtime_candidates
 from normdeploy.verbs.verify.tensor_drift import DriftPoint
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "vocabulary": 50}
@@ -323,7 +324,7 @@ class Meddling(OrtRunner):
 def test_what_only_the_optimizer_breaks(
     exported: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_drift, "OrtRunner", Meddling)
+    monkeypatch.setattr(named_runners, "OrtRunner", Meddling)
     monkeypatch.setattr(runtime_candidates, "OrtRunner", Meddling)
     onnx.save(exported, tmp_path / "model.onnx")
     found = looked_for(encoder(), tmp_path / "model.onnx")

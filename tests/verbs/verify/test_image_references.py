@@ -128,6 +128,6 @@ def test_a_file_without_metadata_is_verified_by_the_options(tmp_path: Path) -> N
 
 def test_bench_gives_the_model_and_the_file_one_input(tmp_path: Path) -> None:
     net = export_prepared(0, tmp_path / "m.onnx")
-    race = normdeploy.bench(net, tmp_path / "m.onnx", args=EXAMPLE, rounds=1)
+    race = normdeploy.bench([net, tmp_path / "m.onnx"], args=EXAMPLE, rounds=1)
     timed = [entry for entry in race.entries if entry.median is not None]
     assert any(entry.file == "m.onnx" and entry.error is not None and entry.error < 1e-5 for entry in timed)
