@@ -314,8 +314,8 @@ class ImageInputOptions:
         (),
         "--normalize",
         "Normalize the image inside the file: mean and standard deviation of each channel, such as"
-        " 0.5,0.5,0.5/0.2,0.2,0.2 (torchvision's Normalize, for pixels from 0 to 1). For the mean and"
-        " deviation of pixels from 0 to 255, append /255. Or the preprocessor_config.json of transformers, the"
+        " .5,.4,.4/.2,.2,.2 (torchvision's Normalize, for pixels from 0 to 1). For the mean and"
+        " deviation of pixels from 0 to 255, append /255. Or the image config of a transformers model, the"
         " config.json of a timm model, or a folder with one of them. Repeatable, with the input's name.",
         metavar="[IN=]MEAN/STD",
         type=list[str] | None,
