@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 import pytest
@@ -24,10 +26,10 @@ SAMPLES = [{"x": RNG.standard_normal((32, WIDTH)).astype(np.float32)} for _ in r
 OTHERS = {"x": RNG.standard_normal((64, WIDTH)).astype(np.float32)}
 
 
-def stack(*, named: bool, coarse: tuple[int, ...] = (COARSE,)) -> onnx.ModelProto:
+def stack(*, named: bool, coarse: Sequence[int] = (COARSE,), layers: int = LAYERS) -> onnx.ModelProto:
     """Layers of one matrix product each; with ``named``, each node has its module. Coarse layers share a module."""
     body, before = [], "x"
-    for k in range(LAYERS):
+    for k in range(layers):
         after = f"h{k}"
         body.append(f"m{k} = MatMul({before}, w{k})")
         if k in coarse:
@@ -35,7 +37,7 @@ def stack(*, named: bool, coarse: tuple[int, ...] = (COARSE,)) -> onnx.ModelProt
         else:
             body.append(f"{after} = Tanh(m{k})")
         before = after
-    weights = {f"w{k}": RNG.standard_normal((WIDTH, WIDTH)) / 2 for k in range(LAYERS)}
+    weights = {f"w{k}": RNG.standard_normal((WIDTH, WIDTH)) / 2 for k in range(layers)}
     proto = text(
         " ".join([*body, f"y = Identity({before})"]),
         f"float[b,{WIDTH}] x",
@@ -44,7 +46,7 @@ def stack(*, named: bool, coarse: tuple[int, ...] = (COARSE,)) -> onnx.ModelProt
         **weights,
     )
     for node in proto.graph.node if named else ():
-        digits = "".join(c for c in node.output[0] if c.isdigit()) or str(LAYERS - 1)
+        digits = "".join(c for c in node.output[0] if c.isdigit()) or str(layers - 1)
         digits = str(COARSE) if int(digits) in coarse else digits
         node.metadata_props.add(key="normdeploy.module", value=f"net.layers.{digits}")
     return proto
@@ -90,6 +92,26 @@ def test_a_block_whose_parts_are_all_needed_stays_float32_as_a_whole() -> None:
     (region,) = result.precision.islands
     assert {f"h{ALSO}", f"h{COARSE}"} <= set(region.nodes)
     assert all(j.met for j in result.precision.judged)
+
+
+def test_parts_of_blocks_are_found_where_each_whole_block_is_needed() -> None:
+    coarse = range(0, 12, 2)
+    proto = stack(named=False, coarse=coarse, layers=12)
+    for node in proto.graph.node:
+        digits = "".join(c for c in node.output[0] if c.isdigit()) or "11"
+        node.metadata_props.add(key="normdeploy.module", value=f"net.layers.{int(digits) // 2}")
+    result = normdeploy.optimize(proto, precision="fp16", calibrate=SAMPLES, keep_io=True, metric="cosine>=0.99")
+    assert result.precision is not None
+    kept = {name for region in result.precision.islands for name in region.nodes}
+    assert {f"a{k}" for k in coarse} <= kept
+    # Whole blocks would keep every product.
+    assert not {f"m{k}" for k in range(12)} <= kept
+
+
+def test_a_module_includes_the_modules_inside_it() -> None:
+    result = normdeploy.optimize(stack(named=True), precision="fp16", calibrate=SAMPLES, keep_float=["net.layers"])
+    assert result.precision is not None
+    assert result.precision.kept == result.precision.nodes
 
 
 def test_a_metric_that_only_float32_reaches_is_an_error() -> None:

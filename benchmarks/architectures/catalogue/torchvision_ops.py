@@ -135,7 +135,7 @@ def _mean_weights(
     """Compute the weights of the pixels of one axis in each bin.
 
     Args:
-        first: [K], where each region begins, in pixels; ``last`` is where it ends.
+        first, last: [K], begin and end of each region, in pixels.
 
     Returns:
         [K, bins, size].
