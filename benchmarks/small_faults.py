@@ -388,11 +388,11 @@ class unscaled:  # noqa: N801
     """Switch the scale of the draws off, within a ``with`` statement."""
 
     def __enter__(self) -> None:
-        self._ratio = RoundingEffect._ratio
-        RoundingEffect._ratio = lambda effect, output: 1.0  # type: ignore[method-assign,assignment]
+        self._scale = RoundingEffect._scale
+        RoundingEffect._scale = lambda effect, output: 1.0  # type: ignore[method-assign,assignment]
 
     def __exit__(self, *_: object) -> None:
-        RoundingEffect._ratio = self._ratio  # type: ignore[method-assign]
+        RoundingEffect._scale = self._scale  # type: ignore[method-assign]
 
 
 def refuses(wanted: ExpectedOutputs, proto: onnx.ModelProto, model: LoadedModel) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -11,7 +14,7 @@ from normdeploy.compare.perturbation import find_unexplained
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
 from normdeploy.runtimes import RunResult
-from normdeploy.runtimes.rounding_noise import FLOAT32
+from normdeploy.runtimes.rounding_noise import FLOAT32, RoundingRunner
 from normdeploy.runtimes.torch_runners import Float64Runner
 from normdeploy.verbs.verify.rounding_effect import RoundingEffect
 
@@ -93,23 +96,59 @@ def test_near_tie_of_one_sample_explains_no_class_of_another_sample() -> None:
     assert find(lambda moved: find_unexplained(wrong, right, moved[output], 0.0)) is not None
 
 
-def test_errors_of_eager_in_one_row_scale_the_draws_of_all_rows_up_to_eightfold() -> None:
+class Sums(NamedTuple):
+    """Sums of 64 products, one in each row, with their draws."""
+
+    model: LoadedModel
+    feeds: dict[str, np.ndarray]
+    output: str
+    right: np.ndarray
+    drawn: np.ndarray
+    typical: np.ndarray
+
+    def scale_beside(self, errors: np.ndarray) -> np.ndarray:
+        """Return the multiples of the draws in each row, if eager has these errors."""
+        beside = {self.output: self.right + errors}
+        effect = RoundingEffect(self.model, self.feeds, FLOAT32, beside)
+        effect.draw(RUNS)
+        return effect.moved[self.output] / self.drawn
+
+
+@pytest.fixture(scope="module")
+def sums() -> Sums:
     torch.manual_seed(0)
     model = from_module(nn.Linear(64, 1).eval(), inputs=["x[batch,64]"])
-    feeds = {"x": np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)}
+    feeds = {"x": np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)}
     (output,) = model.outputs
-    plain = RoundingEffect(model, feeds, FLOAT32)
-    plain.draw(RUNS)
-    drawn = plain.moved[output]
-    right = Float64Runner(model).infer(feeds)[output]
-    room = drawn[0] + np.spacing(np.abs(right[0]).astype(np.float32))
-    for ratio, expected in [(0.5, 1.0), (3.0, 3.0), (100.0, 8.0)]:
-        beside = right.copy()
-        beside[0] += ratio * room
-        effect = RoundingEffect(model, feeds, FLOAT32, {output: beside.astype(np.float32)})
-        effect.draw(RUNS)
-        # The other rows of ``beside`` have errors of at most half a unit in the last place.
-        np.testing.assert_allclose(effect.moved[output][1:].max() / drawn[1:].max(), expected, rtol=0.3)
+    runner = RoundingRunner(model)
+    right = runner.infer(feeds)[output]
+    runs = [(runner.run_rounded(feeds, n)[output], runner.run_perturbed(feeds, FLOAT32, n)[output]) for n in range(RUNS)]
+    largest = np.abs(np.array(runs) - right).max(1)
+    # ``beside`` is float64 here, so it has no spacing of its own.
+    return Sums(model, feeds, output, right, largest.max(0), np.sqrt(np.square(largest).mean(0)))
+
+
+@pytest.mark.parametrize(("multiple", "expected"), [(0.5, 1.0), (3.0, 3.0), (100.0, 8.0)])
+def test_errors_of_eager_scale_the_draws_up_to_eightfold(sums: Sums, multiple: float, expected: float) -> None:
+    errors = multiple * sums.typical
+    # Eager has no error in one row, so only the scaled draws move it.
+    errors[0] = 0.0
+    np.testing.assert_allclose(sums.scale_beside(errors)[0], expected, rtol=0.01)
+
+
+def test_choice_of_eager_in_one_row_scales_no_draws_of_other_rows(sums: Sums) -> None:
+    errors = sums.typical.copy()
+    errors[0] *= 1000
+    scales = sums.scale_beside(errors)
+    assert scales[0] > 100
+    np.testing.assert_allclose(scales[1:], 1.0)
+
+
+def test_draws_that_are_small_by_chance_scale_no_draws_of_other_rows(sums: Sums) -> None:
+    errors = np.full_like(sums.typical, np.sqrt(np.square(sums.typical).mean()))
+    # In one of the rows, all draws are small.
+    assert (errors / sums.drawn).max() > 2
+    assert np.median(sums.scale_beside(errors)) < 1.5
 
 
 def test_few_draws_are_not_scaled() -> None:
