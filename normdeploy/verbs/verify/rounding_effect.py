@@ -20,7 +20,7 @@ where e is the error of eager, and the mean is over the elements of the output. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -97,6 +97,19 @@ class RoundingEffect:
                 self._drawn[output] = np.maximum(self._drawn[output], moved)
                 self._squares[output] += np.square(moved)
         self.draws += count
+        self._update_moved()
+
+    def include_runs(self, changes: Mapping[str, Array]) -> None:
+        """Count the largest changes of another evaluation under random roundings like those of draws.
+
+        Args:
+            changes: output -> largest change of each element.
+        """
+        for output, change in changes.items():
+            self._drawn[output] = np.maximum(self._drawn[output], change)
+        self._update_moved()
+
+    def _update_moved(self) -> None:
         for output, drawn in self._drawn.items():
             self.moved[output] = np.maximum(self._beside[output], self._scale(output) * drawn)
 
