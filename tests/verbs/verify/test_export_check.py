@@ -54,7 +54,7 @@ class Patches(nn.Module):
         return self.embedding((pixels - 0.5) / 0.25)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 3, 9, 12])
 def test_rounding_of_long_sums_is_not_a_wrong_file(seed: int) -> None:
     torch.manual_seed(seed)
     net = Patches().eval()

@@ -162,3 +162,13 @@ def test_few_draws_are_not_scaled() -> None:
     plain = RoundingEffect(model, feeds, FLOAT32)
     plain.draw(1)
     np.testing.assert_array_equal(effect.moved[output][1:], plain.moved[output][1:])
+
+
+def test_runs_of_another_evaluation_explain_their_rows_only(sums: Sums) -> None:
+    effect = RoundingEffect(sums.model, sums.feeds, FLOAT32)
+    effect.draw(RUNS)
+    before = effect.moved[sums.output].copy()
+    changes = np.zeros_like(before)
+    changes[3] = 1.0
+    effect.include_runs({sums.output: changes})
+    np.testing.assert_array_equal(effect.moved[sums.output], np.maximum(before, changes))
