@@ -24,6 +24,7 @@ from ..zoo_sources import parse_zoo_source
 from .example_call import require_fitting_inputs
 from .file_kinds import PIPELINE_INDEX, FileKind, detect_kind, hash_model_files
 from .foreign_folders import MERGE_FIRST, is_adapter
+from .gradient_regions import has_gradient_regions, inline_gradient_regions
 from .hub import resolve_model_path
 from .huggingface_folder import PreparedFolder, load_folder_model, prepare_folder, require_complete_weights
 from .huggingface_tasks import ALL_PARTS, PART_FILES, PARTS
@@ -353,7 +354,8 @@ def from_program(
         eval: True switches parts in training mode to eval mode.
 
     Returns:
-        The model. With ``eval`` it contains a copy of the program.
+        The model. With ``eval``, or if a region of the program switches gradients off, it contains a copy of the
+            program.
 
     Raises:
         InputError: the inputs do not fit the program, or its parameters are not on the CPU.
@@ -365,9 +367,9 @@ def from_program(
             f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass"
         )
     own = program
-    # ``eval`` changes the graph in place, so the program is copied. torch can copy a program only by saving and loading
-    # it.
-    if eval:
+    # ``eval`` and inlined regions change the graph in place, so the program is copied. torch can copy a program only by
+    # saving and loading it.
+    if eval or has_gradient_regions(program):
         stored = io.BytesIO()
         torch.export.save(program, stored)
         stored.seek(0)
@@ -379,6 +381,7 @@ def _model_from_program(
     program: torch.export.ExportedProgram, guards: Sequence[SizeGuard], wishes: InputRequest, eval_mode: bool
 ) -> LoadedModel:
     require_eval_graph(program, eval_mode)
+    inline_gradient_regions(program)
     refuse_constants(wishes, "an ExportedProgram")
     names = [tensor.name for tensor in find_placeholders(program)[0]]
     if wishes.inputs:

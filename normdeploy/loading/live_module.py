@@ -45,6 +45,7 @@ from .example_call import (
 )
 from .export_errors import make_export_error, refuse_integer_modules, require_tensor_outputs
 from .fake_quantizers import fix_fake_quantizers, register_fake_quantizer_shapes
+from .gradient_regions import inline_gradient_regions
 from .in_place_writes import find_written_buffers, record_buffer_assignments
 from .input_request import InputRequest, dynamic_dim_names, parse_input_request
 from .input_specs import build_input_specs
@@ -276,6 +277,7 @@ def _trace_model(
         notes = (*notes, note_constants(constants))
     program = traced.program
     require_tensor_outputs(program)
+    inline_gradient_regions(program)
     keep_dynamic_axes(program)
     return LoadedModel(
         program=program,
