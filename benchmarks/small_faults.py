@@ -16,8 +16,10 @@ import math
 import sys
 import tempfile
 import time
+import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,8 +109,9 @@ class Queries(nn.Module):
 
 
 class Compared(nn.Module):
-    """Choose between two branches by a comparison, which no other run can follow. The compared sums are nearly equal for
-    about half of the tokens.
+    """Choose between two branches by a comparison, which no other run can follow.
+
+    The compared sums are nearly equal for about half of the tokens.
     """
 
     def __init__(self) -> None:
@@ -287,7 +290,7 @@ def plant_ddof(proto: onnx.ModelProto) -> Iterator[Planted]:
     for _, name in _read_by(proto, ("LayerNormalization",), 1):
         values = _floats(proto)[name]
         factor = np.float32(math.sqrt((values.size - 1) / values.size))
-        yield "ddof 1 for 0", _with_weight(proto, name, lambda v: np.multiply(v, factor, out=v))
+        yield "ddof 1 for 0", _with_weight(proto, name, lambda v, f=factor: np.multiply(v, f, out=v))
         return
 
 
@@ -384,15 +387,11 @@ class _Rounding:
         return size
 
 
-class unscaled:  # noqa: N801
-    """Switch the scale of the draws off, within a ``with`` statement."""
-
-    def __enter__(self) -> None:
-        self._scale = RoundingEffect._scale
-        RoundingEffect._scale = lambda effect, output: 1.0  # type: ignore[method-assign,assignment]
-
-    def __exit__(self, *_: object) -> None:
-        RoundingEffect._scale = self._scale  # type: ignore[method-assign]
+@contextmanager
+def unscaled() -> Iterator[None]:
+    """Switch the scale of the draws off."""
+    with unittest.mock.patch.object(RoundingEffect, "_scale", return_value=1.0):
+        yield
 
 
 def refuses(wanted: ExpectedOutputs, proto: onnx.ModelProto, model: LoadedModel) -> bool:

@@ -61,6 +61,7 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
     """
     dims = dict(wishes.dims)
     steps = False
+    intervals = _parse_violated_intervals(message)
     fixes = _scale_root_fixes(_parse_suggested_fixes(message), dims)
     for name, fix in fixes.items():
         if fix.isdecimal():
@@ -84,6 +85,8 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
                 "one name for both"
             )
         taken = _parse_range_fix(fix, fixes)
+        if taken is not None and taken.step > 1:
+            taken = intervals.get(name, taken)
         if name in dims and taken is not None:
             steps |= taken.offset > 0
             dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.demanded, conditions)
@@ -181,8 +184,41 @@ _VIOLATED = re.compile(
     r"Not all values of (?P<name>\w+) = (?P<source>.*) in the specified range .* satisfy the generated guard"
     r" (?P<guard>.*)"
 )
+_SIZE = r"L\[\S*\.size\(\)\[\d+\]"
+_INTERVAL = re.compile(rf"(?P<low>\d+) <= {_SIZE}(?: and {_SIZE} <= (?P<high>\d+))?\.?")
 _EXCLUDED = re.compile(r"\(\((?P<offset>-\d+)\) \+ L\[\S*\.size\(\)\[\d+\]\) != (?P<size>[01])\.?")
 _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
+
+
+def _parse_violated_intervals(message: str) -> dict[str, _TakenSizes]:
+    """Parse the ranges of the dims that violate nothing but a range. torch then suggests multiples without a need."""
+    intervals = dict[str, _TakenSizes]()
+    others = set[str]()
+    for line in message.splitlines():
+        if (match := _VIOLATED.match(line.strip().removeprefix("- "))) is None:
+            continue
+        found = _INTERVAL.fullmatch(match["guard"])
+        if found is None or match["name"] in intervals:
+            others.add(match["name"])
+        else:
+            high = int(found["high"]) if found["high"] else None
+            # torch assumes at least 2 elements, but takes 1 too.
+            low = 1 if found["low"] == "2" else int(found["low"])
+            intervals[match["name"]] = _TakenSizes(low, high, 1, 0)
+    return {name: taken for name, taken in intervals.items() if name not in others}
+
+
+def violates_division(message: str) -> bool:
+    """Check if a violated condition divides a size. torch can't decide such a condition for a range of sizes."""
+    guards = [
+        match["guard"] for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))
+    ]
+    return any("//" in guard or "%" in guard for guard in guards)
+
+
+def suggests_steps(message: str) -> bool:
+    """Check if torch suggests multiples of a number for a dim."""
+    return any(_STEPS.fullmatch(fix) for fix in _parse_suggested_fixes(message).values())
 
 
 def _parse_excluded_sizes(message: str) -> dict[str, int]:

@@ -73,7 +73,9 @@ def _nested_graph(root: GraphModule, reference: Any) -> GraphModule:
     return body
 
 
-def _inline_call(root: GraphModule, call: torch.fx.Node, body: GraphModule, operands: tuple[Any, ...]) -> dict[str, str]:
+def _inline_call(
+    root: GraphModule, call: torch.fx.Node, body: GraphModule, operands: tuple[Any, ...]
+) -> dict[str, str]:
     """Replace one call by copies of the nodes of its graph, whose results are a tuple."""
     parameters = [node for node in body.graph.nodes if node.op == "placeholder"]
     values = dict(zip(parameters, operands, strict=True))

@@ -30,6 +30,8 @@ from .dim_constraints import (
     narrow_ranges,
     raise_above_excluded,
     root_dim_name,
+    suggests_steps,
+    violates_division,
 )
 from .dynamic_squeezes import keep_dynamic_axes
 from .eager_failures import describe_failure
@@ -586,11 +588,19 @@ def export_narrowing(
                 in_steps = True
                 continue
             raise _translate_export_failure(module, call, wishes, failure, conditions) from failure
-        narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
+        # Deferred asserts are tried against the module later.
+        can_defer = not in_steps and dynamic_shapes is None and not wishes.trusts_steps
+        try:
+            narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
+        except InputError:
+            if can_defer and suggests_steps(str(failure)) and _runs_at_demanded_sizes(module, wishes):
+                in_steps = True
+                continue
+            raise
         narrower = raise_above_excluded(str(failure), narrower)
         guessed = set() if wishes.trusts_steps else _find_guessed_steps(module, wishes, narrower)
         if guessed:
-            # The module runs at other sizes too. The asserts that torch defers are tried against the module later.
+            # The module runs at other sizes too.
             narrower = narrower.with_dims(
                 {
                     name: replace(dim, step=wishes.dims[name].step) if name in guessed else dim
@@ -599,7 +609,7 @@ def export_narrowing(
             )
             asked_steps = True
         if narrower == wishes and asked_steps <= in_steps:
-            if can_relax:
+            if can_relax or (can_defer and violates_division(str(failure)) and _runs_at_demanded_sizes(module, wishes)):
                 in_steps = True
                 continue
             raise make_violation_error(str(failure), wishes, conditions) from failure
@@ -624,6 +634,19 @@ def _find_guessed_steps(module: nn.Module, wishes: InputRequest, narrower: Input
             if _runs_on_call(module, make_example_call(module, wishes, sizes)):
                 guessed.add(name)
     return guessed
+
+
+def _runs_at_demanded_sizes(module: nn.Module, wishes: InputRequest) -> bool:
+    """Return whether the module runs at the smallest demanded size of each dim and at the next one.
+
+    The steps that torch suggests are then a guess: the two sizes can't both be multiples.
+    """
+    usual = next(iter_example_sizes(wishes), None)
+    if usual is None or not wishes.inputs:
+        return False
+    dims = [dim for name, dim in wishes.dims.items() if name in wishes.demanded]
+    tried = ({dim.name: size} for dim in dims for size in dim.allowed_sizes()[:2])
+    return all(_runs_on_call(module, make_example_call(module, wishes, usual | size)) for size in tried)
 
 
 def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputRequest, *, multiples: bool) -> Any:

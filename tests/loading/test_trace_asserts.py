@@ -92,3 +92,32 @@ def test_a_guess_goes_though_the_module_refuses_other_sizes() -> None:
     args = (torch.randn(2, 6, 4),)
     made = normdeploy.export(Halves().eval(), args, inputs=["x[b,l,4]"])
     assert normdeploy.verify(Halves().eval(), made.proto, args, inputs=["x[b,l,4]"])
+
+
+class Subsamples(nn.Module):
+    """Two convolutions of stride 2, as before a speech encoder. torch can't decide conditions on the divided length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv1d(8, 8, 5, stride=2), nn.Conv1d(8, 8, 5, stride=2)
+        self.mix = nn.Conv1d(8, 8, 3, padding="same", groups=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(self.first(x.transpose(1, 2))).transpose(1, 2)
+        return y + 2 * self.mix(y.transpose(1, 2)).transpose(1, 2)
+
+
+def test_model_with_a_divided_length_takes_each_size_of_a_stated_range() -> None:
+    net = Subsamples().eval()
+    model = from_module(net, inputs=["x[batch,frames,8]"], dims=["batch=1:2:3", "frames=17:32:64"])
+    for frames in (17, 18, 20, 33, 64):
+        x = torch.randn(2, frames, 8)
+        with EagerRunner(model) as runner, torch.no_grad():
+            (given,) = runner.infer({"x": x.numpy()}).values()
+            torch.testing.assert_close(torch.from_numpy(given), net(x))
+
+
+def test_range_below_the_sizes_of_the_trace_is_refused_without_multiples() -> None:
+    with pytest.raises(InputError, match="accepts only from 17 to 64"):
+        from_module(Subsamples().eval(), inputs=["x[batch,frames,8]"], dims=["batch=1:2:3", "frames=16:32:64"])

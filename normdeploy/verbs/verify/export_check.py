@@ -220,7 +220,9 @@ def _run_moved_file(
         output -> largest change of each element. Empty if a run fails.
     """
     floating = {
-        name: kind for name, (kind, _) in infer_types(proto).items() if kind is not None and kind in perturbed_model.FLOATING
+        name: kind
+        for name, (kind, _) in infer_types(proto).items()
+        if kind is not None and kind in perturbed_model.FLOATING
     }
     arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
     changes = {name: np.zeros(value.shape) for name, value in arrays.items()}
