@@ -39,6 +39,7 @@ from normdeploy.verbs.arguments.export_result import ExportResult
 from .catalogue import Architecture, Automatic, made, samples
 from .catalogue.automatic import UnmakeableError
 from .leftovers import decomposed
+from .narrowing import describe_plain_sizes, proposed_sizes
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 LOW, AGAIN, PAIRS = 0.85, 1.15, 2
@@ -73,6 +74,8 @@ class Row:
         automatic: True if the model was made automatically. Such rows have no ``optimize`` and no ``build``.
         unmade: reason why no model was made, or why no inputs were found.
         fixed: errors of both exporters with dynamic dims, if the row was measured with fixed sizes.
+        narrowed: dim -> sizes that the row was measured with, because our export refused more of them, and what the
+            plain file does at the refused sizes.
         whole: errors of both exporters for the whole model, if the row was measured for a part of it.
         model: class of the model, and ``inputs`` in the notation of ``--input``, of an automatic row.
     """
@@ -101,6 +104,7 @@ class Row:
     automatic: bool = False
     unmade: str = ""
     fixed: str = ""
+    narrowed: dict[str, str] = field(default_factory=dict)
     whole: str = ""
     model: str = ""
     inputs: list[str] = field(default_factory=list)
@@ -123,6 +127,19 @@ class Row:
         return asdict(self) | {"ratio": self.ratio and round(self.ratio, 3)}
 
 
+@dataclass(frozen=True)
+class Exports:
+    """Results of the exports with one choice of sizes.
+
+    Attributes:
+        result: our result; None if our export failed.
+        refusal: the error of our export; None without an error.
+    """
+
+    result: ExportResult | None
+    refusal: Exception | None
+
+
 def measured(architecture: Architecture | Automatic, folder: Path, save: Callable[[Row], None]) -> Row:
     """Measure an architecture.
 
@@ -141,7 +158,7 @@ def measured(architecture: Architecture | Automatic, folder: Path, save: Callabl
     files = {name: folder / f"{name}.onnx" for name in ("plain", "ours", "optimized")}
     row.modules = _norm_calls(module, samples.draw(architecture))
     save(row)
-    result = _exports(row, module, architecture, files, pairs=PAIRS)
+    result = _exports(row, module, architecture, files, pairs=PAIRS).result
     save(row)
     specs = _specs(architecture)
     if result is not None:
@@ -168,7 +185,7 @@ def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Call
     """Measure an automatic architecture: exports by both exporters, and a short ``verify``.
 
     If both exporters refuse the whole model, both export the part that the catalogue states. If they refuse the dynamic
-    dims, both export with fixed sizes.
+    dims, both export with fixed sizes. If only ours refuses a dim, both export with the sizes that its error proposes.
     """
     row.automatic = True
     try:
@@ -177,19 +194,26 @@ def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Call
         row.unmade = str(error)
         return row
     files = {name: folder / f"{name}.onnx" for name in ("plain", "ours")}
-    module, result = _export_automatic(row, architecture, files, save)
+    module, exported = _export_automatic(row, architecture, files, save)
     if row.plain and row.export and architecture.part is not None:
         row.whole = f"plain: {row.plain} ours: {row.export}"
         row.plain = row.export = ""
         architecture = architecture.part
-        module, result = _export_automatic(row, architecture, files, save)
+        module, exported = _export_automatic(row, architecture, files, save)
     if row.plain and row.export and architecture.sizes:
         row.fixed = f"plain: {row.plain} ours: {row.export}"
         row.plain = row.export = ""
         architecture = with_fixed_sizes(architecture)
         row.inputs = list(architecture.inputs)
-        result = _exports(row, module, architecture, files, pairs=PAIRS, usual=(0.0, AGAIN_AUTOMATIC))
+        exported = _exports(row, module, architecture, files, pairs=PAIRS, usual=(0.0, AGAIN_AUTOMATIC))
+    while not row.plain and (sizes := proposed_sizes(exported.refusal, architecture)) is not None:
+        row.narrowed[sizes.name] = f"{sizes.text} ({describe_plain_sizes(sizes, architecture, module, files['plain'])})"
+        architecture = sizes.applied_to(architecture)
+        row.inputs = list(architecture.inputs)
+        row.export = ""
+        exported = _exports(row, module, architecture, files, pairs=PAIRS, usual=(0.0, AGAIN_AUTOMATIC))
     save(row)
+    result = exported.result
     if not row.plain:
         row.nodes["plain"] = _count(onnx.load(files["plain"], load_external_data=False))
     if result is None:
@@ -204,7 +228,7 @@ def _measured_automatic(row: Row, automatic: Automatic, folder: Path, save: Call
 
 def _export_automatic(
     row: Row, architecture: Architecture, files: Mapping[str, Path], save: Callable[[Row], None]
-) -> tuple[nn.Module, ExportResult | None]:
+) -> tuple[nn.Module, Exports]:
     """Build an architecture, count its norms, and export it with both exporters."""
     module = architecture.build()
     row.model = type(module).__name__
@@ -226,7 +250,7 @@ def dynamic(architecture: Architecture) -> dict[str, dict[int, Any]]:
     """
     made: dict[str, Any] = {}
     for name, sizes in architecture.sizes.items():
-        low, _, high = map(int, sizes.split(":"))
+        low, _, high = map(int, sizes.split(":")[:3])
         made[name] = torch.export.Dim(name, min=low, max=high)
     shapes = {}
     for spec in architecture.inputs:
@@ -263,7 +287,7 @@ def _exports(
     *,
     pairs: int,
     usual: tuple[float, float] = (LOW, AGAIN),
-) -> ExportResult | None:
+) -> Exports:
     """Export with both exporters, up to ``pairs`` times if the ratio is not between the two ``usual`` values."""
     row.runs = {"plain": [], "ours": []}
     feeds = samples.draw(architecture)
@@ -286,14 +310,15 @@ def _exports(
         """Export with normdeploy."""
         results.append(normdeploy.export(module, output=files["ours"], **specs))
 
-    if reason := _failure(lambda: _timed(row.runs["plain"], plain)):
-        row.plain = reason
-    if reason := _failure(lambda: _timed(row.runs["ours"], ours)):
-        row.export = reason
+    if (error := _failure(lambda: _timed(row.runs["plain"], plain))) is not None:
+        row.plain = _describe_error(error)
+    refusal = _failure(lambda: _timed(row.runs["ours"], ours))
+    if refusal is not None:
+        row.export = _describe_error(refusal)
     while row.ratio is not None and not usual[0] < row.ratio < usual[1] and len(row.runs["ours"]) < pairs:
         _timed(row.runs["ours"], ours)
         _timed(row.runs["plain"], plain)
-    return results[-1] if results else None
+    return Exports(results[-1] if results else None, refusal)
 
 
 def _timed(runs: list[float], work: Callable[[], object]) -> None:
@@ -310,17 +335,22 @@ def _clocked(row: Row, stage: str, work: Callable[[], str]) -> str:
     return said
 
 
-def _failure(work: Callable[[], object]) -> str:
-    """Run ``work``; return its error on one line, or ""."""
+def _failure(work: Callable[[], object]) -> Exception | None:
+    """Run ``work``; return its error, or None."""
     try:
         work()
     except Exception as error:
         while not isinstance(error, NormdeployError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
-        # The text after "While executing" quotes sources with their paths.
-        said = " ".join(str(error).partition("While executing")[0].split())
-        return f"{type(error).__name__}: {said[:400]}"
-    return ""
+        return error
+    return None
+
+
+def _describe_error(error: Exception) -> str:
+    """Return an error on one line."""
+    # The text after "While executing" quotes sources with their paths.
+    said = " ".join(str(error).partition("While executing")[0].split())
+    return f"{type(error).__name__}: {said[:400]}"
 
 
 # ------------------------------------------------------------------ norms

@@ -33,7 +33,9 @@ recognition, and how many of them no finding explains. Seconds: processor time; 
 Automatic rows are shrunk and given inputs by rules (`benchmarks/architectures/shrinking.py`). They have one export by
 each exporter (two if the ratio is above 1.3)
 and a short `verify` (one seed, 6 s), but no `optimize` and no engine ("not built"). If both exporters
-refuse the dynamic dims, the row is measured with fixed sizes. If both refuse a whole detector, the row is measured for
+refuse the dynamic dims, the row is measured with fixed sizes. If only ours refuses a dim, both are measured with the
+sizes that our error proposes, and the plain file of the first try runs at the refused sizes. If both
+refuse a whole detector, the row is measured for
 its part before the suppression of boxes ("a part").
 
 Each row keeps the result of the version that measured it. The hand-made rows are of 2026-11-23, except for those that
@@ -67,6 +69,9 @@ def wrong(row: Json) -> list[str]:
         found.append(f"build: {row['build']}")
     if row["unexplained"] or row["optimized_unexplained"]:
         found.append(f"no reason: {', '.join(row['unexplained'] + row['optimized_unexplained'])}")
+    for dim, sizes in _narrowed(row).items():
+        if "is right at" in sizes:
+            found.append(f"sizes: {dim}={sizes}")
     if row["ratio"] and row["ratio"] > MOST:
         found.append(f"time: {row['ratio']:.2f} times the plain export")
     return found
@@ -145,8 +150,16 @@ def automatic_line(row: Json) -> str:
 
 
 def _describe_sizes(row: Json) -> str:
-    sizes = "fixed" if row["fixed"] else "dynamic"
-    return f"{sizes}, a part" if row.get("whole") else sizes
+    sizes = ["fixed" if row["fixed"] else "dynamic"]
+    sizes += [f"{dim}={text.partition(' ')[0]}" for dim, text in _narrowed(row).items()]
+    if row.get("whole"):
+        sizes.append("a part")
+    return ", ".join(sizes)
+
+
+def _narrowed(row: Json) -> dict[str, str]:
+    """Return the dims that only our export refused; rows of older versions have none."""
+    return row.get("narrowed") or {}
 
 
 def any_line(row: Json) -> str:
@@ -202,7 +215,8 @@ def _counts(title: str, rows: Sequence[Json]) -> str:
                 f" {sum(not named(r) for r in failed)} fail alone or without a plain file"
             ),
             f"  - norms left decomposed: {sum(r['left'] for r in ours)}, {unexplained} of them without a reason",
-            f"  - time of export over the plain one's: {time}; fixed sizes: {sum(bool(r.get('fixed')) for r in rows)}",
+            f"  - time of export over the plain one's: {time}; fixed sizes: {sum(bool(r.get('fixed')) for r in rows)},"
+            f" a dim that only ours refuses: {sum(bool(_narrowed(r)) for r in rows)}",
         ]
     )
 
@@ -266,6 +280,7 @@ CAUSES = (
     ("No decompositions registered", "torch.onnx: no ONNX function for a complex operator"),
     ("No ONNX function", "torch.onnx: no ONNX function for an operator"),
     ("DispatchError", "torch.onnx: no ONNX function for an operator"),
+    ("the plain file is right at", "the plain file takes sizes that ours refuses"),
     ("no end after", "time limit"),
     ("its process ended", "crash of the process"),
 )
@@ -313,6 +328,7 @@ def page(rows: Sequence[Json]) -> str:
         for r in rows
         if r["verify"] not in ("passes", "") and named(r)
     ]
+    narrowed = [f"- {r['name']}: {dim}={text}" for r in automatic for dim, text in _narrowed(r).items()]
     unmade = [(r["name"], r["unmade"]) for r in automatic if r["unmade"]]
     reasons: Counter[str] = Counter()
     for r in rows:
@@ -332,6 +348,7 @@ def page(rows: Sequence[Json]) -> str:
         "## What is wrong\n\n" + _grouped(faults) + "\n",
         "## What neither exporter exports\n\n" + _grouped(both) + "\n",
         "## What only ours exports\n\n" + _grouped(alone) + "\n",
+        "## Dims that only our export refuses\n\n" + ("\n".join(narrowed) or "None.") + "\n",
         "## What fails verify in the plain file too\n\n" + _grouped(checked) + "\n",
         "## Why norms were refused, undone or kept, and how often\n\n" + ("\n".join(told) or "None were.") + "\n",
         "## Hand-made entries\n\n" + _table(COLUMNS, [line(r) for r in hand]),

@@ -5,7 +5,7 @@ explained.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -32,6 +32,18 @@ class FixedDimError(InputError):
         self.name = name
         self.place = place
         self.size = size
+
+
+class DimRangeError(InputError):
+    """Raised if the stated range of a dim is wider than the model's.
+
+    Attributes:
+        accepted: the largest range within the stated one; None if there is none.
+    """
+
+    def __init__(self, message: str, accepted: Dim | None) -> None:
+        super().__init__(message)
+        self.accepted = accepted
 
 
 def _parse_suggested_fixes(message: str) -> dict[str, str]:
@@ -165,19 +177,30 @@ def _fit_dim_to_range(wished: Dim, taken: _TakenSizes, stated: bool, conditions:
         where = next(
             (found for size in reversed(outside) if (found := conditions.place_limiting(wished.name, size))), ""
         )
-        raise InputError(
+        raise DimRangeError(
             f"the dim {wished} was requested, but the model accepts only {kind}from {low} to {high}{where}: pass "
-            "such a range, or change the code of the model that limits it"
+            "such a range, or change the code of the model that limits it",
+            _fit_dim_to_sizes(wished, sizes, step),
         )
-    fitted = Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
-    # With both steps, fewer sizes remain than with the model's step alone.
-    allowed = replace(fitted, step=step).allowed_sizes()
-    if not allowed:
+    fitted = _fit_dim_to_sizes(wished, sizes, step)
+    if fitted is None:
         raise InputError(
             f"the dim {wished} was requested, but the model accepts only multiples of {taken.step}: pass a range with "
             f"a multiple of {step}"
         )
-    return Dim(wished.name, allowed[0], replace(fitted, step=step).nearest_size(wished.opt), allowed[-1], step=step)
+    return fitted
+
+
+def _fit_dim_to_sizes(wished: Dim, sizes: Sequence[int], step: int) -> Dim | None:
+    """Return the dim with those of the sizes that are multiples of ``step``; None if there are none."""
+    if not sizes:
+        return None
+    fitted = Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1], step=step)
+    # With both steps, fewer sizes remain than with the model's step alone.
+    allowed = fitted.allowed_sizes()
+    if not allowed:
+        return None
+    return replace(fitted, min=allowed[0], opt=fitted.nearest_size(wished.opt), max=allowed[-1])
 
 
 _VIOLATED = re.compile(
