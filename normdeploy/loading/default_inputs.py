@@ -39,6 +39,8 @@ _PLACEHOLDERS = {
 _FRAMES = 16
 _SERIES = 512
 _BINS = 80
+# Settings with the width of features of sound.
+_FEATURE_WIDTHS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
 # Numbers of frames of a sound encoder: 0.2 s, 1 s and 30 s, for the usual frame length of 20 ms.
 _STRIDES = {"min": 10, "opt": 50, "max": 1500}
 
@@ -86,7 +88,12 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
     config = config_of(model)
     shapes: dict[str, str] = {}
     ranges: dict[str, str] = {}
-    if "input_ids" in parameters:
+    embedded = _embedded_feature_width(config, parameters)
+    if embedded is not None:
+        shapes["input_features"] = f"float32[batch,frames,{embedded}]"
+        if "attention_mask" in parameters:
+            shapes["attention_mask"] = "int64[batch,frames]"
+    elif "input_ids" in parameters:
         shapes["input_ids"] = "int64[batch,seq]"
         if "attention_mask" in parameters:
             shapes["attention_mask"] = "int64[batch,seq]"
@@ -100,7 +107,7 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
         shapes["pixel_values_videos"] = f"float32[{_describe_video_input(config, preprocessor)}]"
     if "past_values" in parameters:
         shapes |= _describe_time_series(config, parameters)
-    if "input_features" in parameters:
+    if "input_features" in parameters and embedded is None:
         shapes["input_features"] = f"float32[batch,{_describe_feature_input(config, preprocessor)}]"
     if "input_values" in parameters:
         shape, ranges = _describe_sound_input(model)
@@ -126,6 +133,23 @@ def infer_default_inputs(model: nn.Module, folder: Path | None) -> DefaultInputs
         " the text; describe all inputs with --input to export the model with them"
     )
     return DefaultInputs(specs, used, (note,))
+
+
+def _embedded_feature_width(config: Any, parameters: Mapping[str, Any]) -> int | None:
+    """Return the width of features of sound that replace the embeddings of a text (Pop2Piano).
+
+    Such a model has neither layers for features of another width, nor tokens that stand for sound.
+
+    Returns:
+        The width of the embeddings; None for other models.
+    """
+    if not {"input_ids", "inputs_embeds", "input_features"} <= parameters.keys():
+        return None
+    others = (*_FEATURE_WIDTHS, "audio_config", "audio_token_id", "audio_token_index")
+    if any(modality_setting(config, name) is not None for name in others):
+        return None
+    width = getattr(config, "hidden_size", None)
+    return width if isinstance(width, int) else None
 
 
 def _is_placed_by_tokens(model: nn.Module, parameters: Mapping[str, Any], name: str) -> bool:
@@ -338,7 +362,7 @@ def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str
     bins = modality_setting(config, "num_mel_bins")
     if bins is not None and getattr(config, "model_type", "") == "whisper":
         return f"{bins},{2 * modality_setting(config, 'max_source_positions')}"
-    widths = (modality_setting(config, name) for name in ("input_feat_per_channel", "feature_projection_input_dim"))
+    widths = (modality_setting(config, name) for name in _FEATURE_WIDTHS[1:])
     return f"frames,{next((width for width in widths if width), preprocessor.get('feature_size', bins or _BINS))}"
 
 

@@ -317,6 +317,20 @@ def _model(names: str, main: str = "", **config: object) -> nn.Module:
             ),
             ["input_features:float32[batch,80,3000]", "decoder_input_ids:int64[batch,decoder_seq]"],
         ),
+        # Features that replace the embeddings of a text have their width.
+        (
+            _model(
+                "input_ids attention_mask decoder_input_ids inputs_embeds input_features",
+                "input_ids",
+                hidden_size=64,
+                is_encoder_decoder=True,
+            ),
+            [
+                "attention_mask:int64[batch,frames]",
+                "decoder_input_ids:int64[batch,decoder_seq]",
+                "input_features:float32[batch,frames,64]",
+            ],
+        ),
         (
             _model("pixel_values_videos", main="pixel_values_videos", frames_per_clip=4, crop_size=32, in_chans=1),
             ["pixel_values_videos:float32[batch,4,1,32,32]"],
