@@ -97,21 +97,26 @@ class RoundingEffect:
                 self._drawn[output] = np.maximum(self._drawn[output], moved)
                 self._squares[output] += np.square(moved)
         self.draws += count
-        self._update_moved()
+        for output, drawn in self._drawn.items():
+            self.moved[output] = np.maximum(self._beside[output], self._scale(output) * drawn)
 
     def include_runs(self, changes: Mapping[str, Array]) -> None:
         """Count the largest changes of another evaluation under random roundings like those of draws.
+
+        They count up to 8 times the largest draw of a row, so that a wrong evaluation does not explain itself by its
+        own sensitivity, for example if it divides by a small number.
 
         Args:
             changes: output -> largest change of each element.
         """
         for output, change in changes.items():
-            self._drawn[output] = np.maximum(self._drawn[output], change)
-        self._update_moved()
-
-    def _update_moved(self) -> None:
-        for output, drawn in self._drawn.items():
-            self.moved[output] = np.maximum(self._beside[output], self._scale(output) * drawn)
+            exact = self._exact[output]
+            # Integers have no rounding error: the other evaluation may only choose another one.
+            if exact.dtype.kind != "f" or change.shape != exact.shape:
+                continue
+            room = largest_of_rows(self._drawn[output] + float_spacing(exact, self._dtypes[output]))
+            scaled = np.minimum(self._scale(output) * change, MOST_RATIO * room)
+            self.moved[output] = np.maximum(self.moved[output], scaled)
 
     def _scale(self, output: str) -> float:
         """Compute κ of an output (see the module's docstring).
