@@ -13,8 +13,8 @@ where e is the error of eager, and the mean is over the elements of the output. 
 
 - Both sides are root mean squares. The largest e/s of an output is larger if the output has more elements, and if few
   draws make s small by chance. In a block of a UNet it is 2.2 after 3 draws, 1.4 after 48, while κ is 1.05 and 0.82.
-- A row in which e is more than 8 times the largest draw is left out of the mean, because rounding has decided a choice
-  there, which no draw has made the same way. Such a row explains its own difference, and no other row's.
+- A row in which e is more than 8 times the largest draw is left out of the mean. Rounding has decided a choice there,
+  and no draw has made the same choice. Such a row explains its own difference, and no other row's.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class RoundingEffect:
     def include_runs(self, changes: Mapping[str, Array]) -> None:
         """Count the largest changes of another evaluation under random roundings like those of draws.
 
-        They count up to 8 times the largest draw of a row, so that a wrong evaluation does not explain itself by its
-        own sensitivity, for example if it divides by a small number.
+        They count up to 8 times the largest draw of a row. Otherwise a wrong evaluation that divides by a small number
+        would explain itself, because it is sensitive to roundings.
 
         Args:
             changes: output -> largest change of each element.
