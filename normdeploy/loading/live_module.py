@@ -644,8 +644,8 @@ def _runs_at_demanded_sizes(module: nn.Module, wishes: InputRequest) -> bool:
     usual = next(iter_example_sizes(wishes), None)
     if usual is None or not wishes.inputs:
         return False
-    dims = [dim for name, dim in wishes.dims.items() if name in wishes.demanded]
-    tried = ({dim.name: size} for dim in dims for size in dim.allowed_sizes()[:2])
+    demanded = {name: dim for name, dim in wishes.dims.items() if name in wishes.demanded}
+    tried = ({name: size} for name, dim in demanded.items() for size in dim.allowed_sizes()[:2])
     return all(_runs_on_call(module, make_example_call(module, wishes, usual | size)) for size in tried)
 
 
