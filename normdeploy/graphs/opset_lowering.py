@@ -21,10 +21,12 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto
 
+from ..evaluate import evaluator
 from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset, is_standard
 from ..storage.proto_traversal import (
     attribute_value,
+    attribute_values,
     copy_field,
     copy_model,
     nodes_with_bodies,
@@ -44,6 +46,10 @@ _IR_OF_FUNCTIONS = 8
 # Function bodies may hold ops that are newer too, such as Swish in SwiGLU.
 _ROUNDS = 4
 _INT64_MAX = np.iinfo(np.int64).max
+# Ops whose elements are elements of their first input, or products of them
+_SELECTING = ("Cast", "Gather", "Identity", "ReduceProd", "Reshape", "Slice", "Squeeze", "Unsqueeze")
+# Exceptions for a tensor that can't be computed from constants
+_NOT_CONSTANT = (KeyError, evaluator.UnsupportedOp, ValueError, TypeError, IndexError)
 # Op → attribute → value that the op implied before it had the attribute, if this is not the newer default.
 _IMPLIED: Mapping[str, Mapping[str, Any]] = {
     "RoiAlign": {"coordinate_transformation_mode": b"output_half_pixel"},
@@ -59,6 +65,7 @@ class LoweredNode:
         before: the node at the newer opset.
         after: nodes at the older opset.
         constants: constants that one of these nodes reads.
+        computed: names of constants that other nodes compute.
         types: types of the tensors around.
     """
 
@@ -66,6 +73,7 @@ class LoweredNode:
     before: onnx.NodeProto
     after: Sequence[onnx.NodeProto]
     constants: Sequence[onnx.TensorProto]
+    computed: frozenset[str]
     types: Types = field(repr=False)
 
 
@@ -222,19 +230,30 @@ def _lower_graph(
         _lower_graph(body.model, opsets, taken, written, lowered, inner)
         body.put_back(body.model)
     constants = constant_tensors(proto.graph)
+    writers = {output: node for node in proto.graph.node for output in node.output}
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         if not is_standard(node) or not written.isdisjoint(node.output) or not _is_newer(node, opsets):
             nodes.append(node)
             continue
-        writer = NodeWriter(node, opsets.newer, opsets.older, types, constants, taken)
+        writer = NodeWriter(node, opsets.newer, opsets.older, types, constants, writers, taken)
         _write_node(writer)
         for made in writer.nodes:
             _require_form(node, made, opsets, writer.types)
             made.metadata_props.extend(node.metadata_props if not made.metadata_props else ())
         read = {name for n in (node, *writer.nodes) for name in n.input}
         near = [t for name, t in constants.items() if name in read]
-        lowered.append(LoweredNode(place, node, writer.nodes, [*near, *writer.initializers], writer.types))
+        computed = [onnx.numpy_helper.from_array(value, name) for name, value in writer.computed.items()]
+        lowered.append(
+            LoweredNode(
+                place,
+                node,
+                writer.nodes,
+                [*near, *computed, *writer.initializers],
+                frozenset(writer.computed),
+                types,
+            )
+        )
         nodes += writer.nodes
         proto.graph.initializer.extend(writer.initializers)
     kept = list(nodes)
@@ -261,6 +280,7 @@ class NodeWriter:
         newer, older: opset of the node, and opset of the written nodes.
         types: types of the tensors.
         nodes, initializers: what was written.
+        computed: constant inputs that other nodes compute.
     """
 
     def __init__(
@@ -270,12 +290,14 @@ class NodeWriter:
         older: int,
         types: Types,
         constants: Mapping[str, onnx.TensorProto],
+        writers: Mapping[str, onnx.NodeProto],
         taken: set[str],
     ) -> None:
         self.node, self.newer, self.older, self.types = node, newer, older, types
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
-        self._constants, self._taken = constants, taken
+        self.computed: dict[str, np.ndarray] = {}
+        self._constants, self._writers, self._taken = constants, writers, taken
 
     def __call__(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Write one node.
@@ -319,9 +341,26 @@ class NodeWriter:
 
     def attribute(self, name: str) -> Any:
         """Return an attribute, or else its default; None if it has no default."""
-        default = onnx.defs.get_schema(self.node.op_type, self.newer).attributes[name].default_value
-        implied = onnx.helper.get_attribute_value(default) if default.name else None
+        known = onnx.defs.get_schema(self.node.op_type, self.newer).attributes
+        if name in known and known[name].default_value.name:
+            implied = onnx.helper.get_attribute_value(known[name].default_value)
+        else:
+            implied = None
         return attribute_value(self.node, name, implied)
+
+    def has_no_zero(self, name: str) -> bool:
+        """Return whether no element of a shape can be 0, if every size of a tensor is 1 or more."""
+        constant = self._constants.get(name)
+        if constant is not None:
+            return bool((onnx.numpy_helper.to_array(constant) != 0).all())
+        writer = self._writers.get(name)
+        if writer is None or not is_standard(writer):
+            return False
+        if writer.op_type in ("Concat", "Mul"):
+            return all(map(self.has_no_zero, writer.input))
+        return writer.op_type == "Shape" or (
+            writer.op_type in _SELECTING and bool(writer.input) and self.has_no_zero(writer.input[0])
+        )
 
     def constant(self, index: int) -> np.ndarray | None:
         """Return the value of a constant input.
@@ -335,10 +374,35 @@ class NodeWriter:
         name = self.input_name(index)
         if not name:
             return None
-        if name not in self._constants:
+        try:
+            value = self._evaluate_constant(name)
+        except _NOT_CONSTANT as error:
             formal = onnx.defs.get_schema(self.node.op_type, self.newer).inputs[index].name
-            raise self.refusal(f"its input {formal!r} is not a constant")
-        return np.asarray(onnx.numpy_helper.to_array(self._constants[name]))
+            raise self.refusal(f"its input {formal!r} is not a constant") from error
+        if name not in self._constants:
+            self.computed[name] = value
+        return value
+
+    def _evaluate_constant(self, name: str) -> np.ndarray:
+        """Return the value of a tensor that is computed from constants alone.
+
+        Raises:
+            KeyError: it depends on data.
+            UnsupportedOp, ValueError, TypeError, IndexError: a node can't be evaluated.
+        """
+        if name in self._constants:
+            return np.asarray(onnx.numpy_helper.to_array(self._constants[name]))
+        node = self._writers[name]
+        values = [self._evaluate_constant(i) if i else None for i in node.input]
+        made = evaluator.evaluate_node(
+            node.op_type,
+            [v.astype(np.float64) if v is not None and v.dtype.kind == "f" else v for v in values],
+            {k: _array_of(v) for k, v in attribute_values(node).items()},
+            opset=self.newer,
+            domain=node.domain,
+            outputs=len(node.output),
+        )
+        return np.asarray(made[list(node.output).index(name)])
 
     def rank(self, index: int) -> int:
         """Return the rank of an input.
@@ -365,6 +429,12 @@ class NodeWriter:
     def refusal(self, reason: str) -> RefusedError:
         """Build the error for a node whose form has no equal below its adapter's opset."""
         return _refusal(self.node, self.older, reason, ADAPTERS[self.node.op_type].since)
+
+
+def _array_of(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    return value
 
 
 def _refusal(node: onnx.NodeProto, opset: int, reason: str, since: int) -> RefusedError:
@@ -601,11 +671,9 @@ def _write_grid_sample(w: NodeWriter) -> None:
 
 
 def _write_reshape(w: NodeWriter) -> None:
-    """Drop allowzero if the shape is a constant without 0."""
-    if w.attribute("allowzero"):
-        shape = w.constant(1)
-        if shape is None or 0 in shape:
-            raise w.refusal("its allowzero is 1, and its shape has a 0")
+    """Drop allowzero if the shape has no 0."""
+    if w.attribute("allowzero") and not w.has_no_zero(w.input_name(1)):
+        raise w.refusal("its allowzero is 1, and its shape may have a 0")
     w.keep(allowzero=None)
 
 

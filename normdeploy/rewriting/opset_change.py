@@ -17,6 +17,7 @@ from ..contrib.foreign_findings import Expansion, ForeignNorms
 from ..contrib.standardization import standardize_foreign_norms
 from ..errors import GraphError
 from ..graphs.dims import dim_size
+from ..graphs.file_graph import NEWEST
 from ..graphs.opset_conversion import convert_to_opset
 from ..graphs.opset_lowering import LoweredNode, lower_opset
 from ..graphs.proto_queries import drop_unused_initializers
@@ -70,6 +71,21 @@ def change_opset(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[onnx.M
         records = [*_record_expansions(foreign), *_record_lowered(lowered, opset, target)]
         wanted.recorder.start_file(records, source_opset=opset, opset=min(opset, target))
     return out, foreign
+
+
+def write_out_newer_norms(proto: onnx.ModelProto, wanted: RewriteOptions) -> onnx.ModelProto:
+    """Write the norms that the wanted opset lacks in several nodes of the file's own opset.
+
+    A runtime's kernel of a norm may lose digits that these nodes keep, so a lowered file is compared with the result.
+
+    Returns:
+        a copy, or ``proto`` itself if the file is not lowered or has no such norm.
+    """
+    opset = wanted.opset or NEWEST
+    if opset >= default_domain_opset(proto):
+        return proto
+    newer = frozenset(op for op, row in STANDARD.items() if row.since > opset)
+    return standardize_foreign_norms(proto, wanted.avoided | newer)[0]
 
 
 def _require_written_norms(foreign: ForeignNorms, opset: int) -> None:
@@ -142,8 +158,10 @@ def _dtype_name(elem_type: int | None) -> str:
     return "" if not elem_type else onnx.helper.tensor_dtype_to_np_dtype(elem_type).name
 
 
-def _recorded_constants(tensors: Sequence[onnx.TensorProto]) -> dict[str, RecordedConstant]:
-    return {t.name: RecordedConstant(tensor_array(t)) for t in tensors}
+def _recorded_constants(
+    tensors: Sequence[onnx.TensorProto], computed: frozenset[str] = frozenset()
+) -> dict[str, RecordedConstant]:
+    return {t.name: RecordedConstant(tensor_array(t), computed=t.name in computed) for t in tensors}
 
 
 def _record_lowered(lowered: Sequence[LoweredNode], newer: int, older: int) -> Iterator[RewriteRecord]:
@@ -174,7 +192,7 @@ def _record_reformed(change: LoweredNode, memo: ProofMemo, newer: int, older: in
         return plain
     shape = tuple(dim_size(d, f"{x}:{i}") for i, d in enumerate(dims))
     sides = [
-        RecordedSide(tuple(RecordedNode(n, opset) for n in nodes), _constants_of(nodes, constants), outputs)
+        RecordedSide(tuple(RecordedNode(n, opset) for n in nodes), _constants_of(nodes, change), outputs)
         for nodes, opset in (((node,), newer), (change.after, older))
     ]
     if not all(name in constants for name in node.input[1:] if name):
@@ -208,12 +226,9 @@ _FLOATS = (
 )
 
 
-def _constants_of(
-    nodes: Sequence[onnx.NodeProto], constants: Mapping[str, onnx.TensorProto]
-) -> dict[str, RecordedConstant]:
-    return _recorded_constants(
-        [constants[i] for i in dict.fromkeys(i for n in nodes for i in n.input) if i in constants]
-    )
+def _constants_of(nodes: Sequence[onnx.NodeProto], change: LoweredNode) -> dict[str, RecordedConstant]:
+    read = {name for node in nodes for name in node.input}
+    return _recorded_constants([t for t in change.constants if t.name in read], change.computed)
 
 
 def _evaluated(side: RecordedSide, x: str, constants: Mapping[str, onnx.TensorProto]) -> Any:

@@ -31,7 +31,7 @@ from ...quantization.measured_half import write_half_by_metric
 from ...quantization.quantization_request import QuantizationRequest
 from ...quantization.quantizer import quantize_model, recorded_or_declared_inputs
 from ...quantization.sample_split import SampleSplit, split_samples
-from ...rewriting import norm_optimizer, rewrite_rollback
+from ...rewriting import norm_optimizer, opset_change, rewrite_rollback
 from ...rewriting.certificate_document import certificate_bytes
 from ...rewriting.model_comparison import KnownRun
 from ...rewriting.rewrite_ledger import RewriteOptions, RewriteStep
@@ -565,7 +565,7 @@ def _compare_with_original(
         return norm_optimizer.optimize_with_steps(model, replace(wanted, progress=None, undone=undone))
 
     return rewrite_rollback.roll_back_differences(
-        model,
+        opset_change.write_out_newer_norms(model, wanted),
         inputs,
         optimize_without_undone,
         made,

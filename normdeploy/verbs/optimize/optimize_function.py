@@ -96,8 +96,8 @@ def optimize(call: OptimizeCall) -> ExportResult:
             ``source``.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "openvino", "tensorrt" or "tensorrt-rtx".
-        opset: 13 to 28: the file is lowered or raised to this opset. Norms whose node needs a newer opset become several
-            nodes. None means the file's opset, or a newer one if the node of a norm needs it.
+        opset: 13 to 28. The file is lowered or raised to this opset. Norms whose node needs a newer opset become
+            several nodes. None means the file's opset, or a newer one if the node of a norm needs it.
         target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
             It chooses ``runtime``. Norm ops that the target does not run become several nodes. If the target does not
             read the file's opset, the file is lowered.
@@ -131,10 +131,10 @@ def optimize(call: OptimizeCall) -> ExportResult:
         The model or its path, a finding for each normalization, notes and timings.
 
     Raises:
-        GraphError: the file is broken or not ONNX; a node has no equal form in ``opset``; or onnxruntime can't load the result, or fails on all inputs that
-            were tried. Failures of onnxruntime are accepted if ``runtime`` is a TensorRT runtime, or if only ops of
-            another library are missing. They are also accepted if only CPU kernels are missing and the provider is
-            "cuda" or ``runtime`` is "any".
+        GraphError: the file is broken or not ONNX; a node has no equal form in ``opset``; or onnxruntime can't load the
+            result, or fails on all inputs that were tried. Failures of onnxruntime are accepted if ``runtime`` is a
+            TensorRT runtime, or if only ops of another library are missing. They are also accepted if only CPU kernels
+            are missing and the provider is "cuda" or ``runtime`` is "any".
         InputError: the calibration samples or the dims do not fit the model, or ``target`` can't be held.
         ExportError: the file needs a newer opset than ``opset`` because of its dtypes, or onnxruntime does not load
             ``opset``.
