@@ -92,7 +92,7 @@ def lower_opset(
         RefusedError: a node has no equal form at this opset. The message names node, op, type and the lowest opset.
     """
     newer = default_domain_opset(proto)
-    out = _inline_newer_ops(_inline_newer_functions(copy_model(proto), opset), opset)
+    out = inline_newer_ops(_inline_newer_functions(proto, opset), opset)
     lowered: list[LoweredNode] = []
     _lower_graph(out, _Opsets(newer, opset), set(), frozenset(written), lowered, "")
     for holder in (out, *(f for f in out.functions if not is_managed_op(f.domain, f.name))):
@@ -140,8 +140,16 @@ def _inline_newer_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelPro
     return proto
 
 
-def _inline_newer_ops(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Replace ops that begin after ``opset`` by the function bodies in onnx's schemas."""
+def inline_newer_ops(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Replace ops that begin after ``opset`` by the function bodies in onnx's schemas, at the model's own opset.
+
+    Returns:
+        a changed copy.
+
+    Raises:
+        RefusedError: onnx fails to write a function body.
+    """
+    proto = copy_model(proto)
     newer = default_domain_opset(proto)
     for _ in range(_ROUNDS):
         nodes = [n for n in nodes_with_bodies(proto.graph.node) if _has_body_only(n, newer, opset)]

@@ -19,7 +19,7 @@ from ..errors import GraphError
 from ..graphs.dims import dim_size
 from ..graphs.file_graph import NEWEST
 from ..graphs.opset_conversion import convert_to_opset
-from ..graphs.opset_lowering import LoweredNode, lower_opset
+from ..graphs.opset_lowering import LoweredNode, inline_newer_ops, lower_opset
 from ..graphs.proto_queries import drop_unused_initializers
 from ..graphs.region import RefusedError
 from ..graphs.symbolic_sizes import UNKNOWN, Size
@@ -73,19 +73,20 @@ def change_opset(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[onnx.M
     return out, foreign
 
 
-def write_out_newer_norms(proto: onnx.ModelProto, wanted: RewriteOptions) -> onnx.ModelProto:
-    """Write the norms that the wanted opset lacks in several nodes of the file's own opset.
+def write_out_newer_ops(proto: onnx.ModelProto, wanted: RewriteOptions) -> onnx.ModelProto:
+    """Write the norms, and the ops with a function body, that the wanted opset lacks in several nodes.
 
-    A runtime's kernel of a norm may lose digits that these nodes keep, so a lowered file is compared with the result.
+    The nodes are of the file's own opset. A runtime's kernel of such an op rounds otherwise than these nodes, so a
+    lowered file is compared with the result.
 
     Returns:
-        a copy, or ``proto`` itself if the file is not lowered or has no such norm.
+        a copy, or ``proto`` itself if the file is not lowered.
     """
     opset = wanted.opset or NEWEST
     if opset >= default_domain_opset(proto):
         return proto
     newer = frozenset(op for op, row in STANDARD.items() if row.since > opset)
-    return standardize_foreign_norms(proto, wanted.avoided | newer)[0]
+    return inline_newer_ops(standardize_foreign_norms(proto, wanted.avoided | newer)[0], opset)
 
 
 def _require_written_norms(foreign: ForeignNorms, opset: int) -> None:
@@ -197,7 +198,8 @@ def _record_reformed(change: LoweredNode, memo: ProofMemo, newer: int, older: in
     ]
     if not all(name in constants for name in node.input[1:] if name):
         return plain
-    equivalence = Equivalence((shape,), *(_evaluated(side, x, constants) for side in sides), outputs[0])
+    before, after = (_evaluated(side, x, constants) for side in sides)
+    equivalence = Equivalence((shape,), before, after, outputs[0])
     identity = prove_once(memo, _form_key(change, constants, shape), lambda: prove_identity(equivalence))
     if isinstance(identity, NotProved):
         if identity.why is ProofFailure.DIFFERS:

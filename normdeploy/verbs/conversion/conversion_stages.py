@@ -565,7 +565,7 @@ def _compare_with_original(
         return norm_optimizer.optimize_with_steps(model, replace(wanted, progress=None, undone=undone))
 
     return rewrite_rollback.roll_back_differences(
-        opset_change.write_out_newer_norms(model, wanted),
+        opset_change.write_out_newer_ops(model, wanted),
         inputs,
         optimize_without_undone,
         made,
