@@ -48,6 +48,14 @@ _ROUNDS = 4
 _INT64_MAX = np.iinfo(np.int64).max
 # Ops whose elements are elements of their first input, or products of them
 _SELECTING = ("Cast", "Gather", "Identity", "ReduceProd", "Reshape", "Slice", "Squeeze", "Unsqueeze")
+# Op and attribute → its values that began later than the attribute → the opset of each value
+_LATER_VALUES: Mapping[tuple[str, str], Mapping[bytes, int]] = {
+    ("Pad", "mode"): {b"wrap": 19},
+    ("Resize", "coordinate_transformation_mode"): {b"half_pixel_symmetric": 19},
+    ("ScatterElements", "reduction"): {b"max": 18, b"min": 18},
+    ("ScatterND", "reduction"): {b"max": 18, b"min": 18},
+}
+_FLOATS8 = frozenset(value for name, value in TensorProto.DataType.items() if name.startswith("FLOAT8"))
 # Exceptions for a tensor that can't be computed from constants
 _NOT_CONSTANT = (KeyError, evaluator.UnsupportedOp, ValueError, TypeError, IndexError)
 # Op → attribute → value that the op implied before it had the attribute, if this is not the newer default.
@@ -157,17 +165,31 @@ def inline_newer_ops(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             break
         for node in nodes:
             _state_defaults(node, newer)
-        metadata = {output: n.metadata_props for n in nodes for output in n.output}
+        before = {output: n for n in nodes_with_bodies(proto.graph.node) for output in n.output}
         try:
             proto = _inline_schema_bodies(proto, sorted({n.op_type for n in nodes}))
         except Exception as error:
             # onnx's exceptions share no base class.
             reason = " ".join(str(error).split())[:120]
             raise RefusedError(f"onnx can't write {nodes[0].op_type} as its function body: {reason}") from error
-        for node in nodes_with_bodies(proto.graph.node):
-            for props in (metadata[o] for o in node.output if o in metadata and not node.metadata_props):
-                node.metadata_props.extend(props)
+        _copy_metadata(list(nodes_with_bodies(proto.graph.node)), before)
     return proto
+
+
+def _copy_metadata(nodes: Sequence[onnx.NodeProto], before: Mapping[str, onnx.NodeProto]) -> None:
+    """Give the nodes of inlined bodies the metadata of the nodes that they replace.
+
+    Args:
+        before: name of an output → its node before the inlining.
+    """
+    inner = {output: node for node in nodes for output in node.output if output not in before}
+    for node in reversed(nodes):
+        replaced = next((before[o] for o in node.output if o in before), None)
+        if replaced is not None and not node.metadata_props:
+            node.metadata_props.extend(replaced.metadata_props)
+        for writer in (inner[name] for name in node.input if name in inner):
+            if not writer.metadata_props:
+                writer.metadata_props.extend(node.metadata_props)
 
 
 def _inline_schema_bodies(proto: onnx.ModelProto, ops: Sequence[str]) -> onnx.ModelProto:
@@ -516,10 +538,13 @@ def _describe_misfit(node: onnx.NodeProto, opset: int, types: Types) -> str:
         return "the opset has no such op, and the op no function body"
     schema = onnx.defs.get_schema(node.op_type, opset)
     for attribute in node.attribute:
+        value = None if attribute.ref_attr_name else onnx.helper.get_attribute_value(attribute)
+        shown = value.decode() if isinstance(value, bytes) else value
         if attribute.name not in schema.attributes:
-            value = onnx.helper.get_attribute_value(attribute)
-            shown = value.decode() if isinstance(value, bytes) else value
             return f"the opset has no attribute {attribute.name} (it is {shown})"
+        later = _LATER_VALUES.get((node.op_type, attribute.name), {})
+        if isinstance(value, bytes) and later.get(value, 0) > opset:
+            return f"the opset has no {attribute.name} {shown}"
     fewest = (schema.min_input, schema.min_output)
     for names, least, most, side in (
         (node.input, fewest[0], schema.max_input, "input"),
@@ -624,8 +649,9 @@ def _write_shape(w: NodeWriter) -> None:
 
 
 def _write_cast_like(w: NodeWriter) -> None:
-    attributes = {} if w.attribute("saturate") in (None, 1) else {"saturate": w.attribute("saturate")}
-    w("Cast", w.node.input[0], output=w.node.output[0], to=w.elem_type(1), **attributes)
+    if w.attribute("saturate") == 0 and w.elem_type(1) in _FLOATS8:
+        raise w.refusal("its saturate is 0")
+    w("Cast", w.node.input[0], output=w.node.output[0], to=w.elem_type(1))
 
 
 def _write_triangle(w: NodeWriter) -> None:
@@ -687,8 +713,7 @@ def _write_reshape(w: NodeWriter) -> None:
 
 def _write_cast(w: NodeWriter) -> None:
     """Drop saturate and round_mode, which only 8-bit floats read."""
-    to = TensorProto.DataType.Name(w.attribute("to"))
-    if to.startswith("FLOAT8"):
+    if w.attribute("to") in _FLOATS8:
         w.keep()
     else:
         w.keep(saturate=None, round_mode=None)

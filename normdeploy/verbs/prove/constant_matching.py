@@ -66,8 +66,9 @@ def match_constants(
 ) -> dict[str, tuple[Value, RoundedConstant]]:
     """Propose exact values for the stored constants of ``graph`` that the other graph does not store.
 
-    A constant may be a constant of the other graph in a narrower type. It may also be a multiple of a constant of the other graph. The multipliers are √c and 1/√c for each ratio c
-    of two arguments of roots. For each number n of terms of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
+    A constant may be a constant of the other graph in a narrower type. It may also be a multiple of a constant of the
+    other graph. The multipliers are √c and 1/√c for each ratio c of two arguments of roots. For each number n of terms
+    of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
 
     Args:
         trace: evaluation of ``graph``.
