@@ -1,7 +1,7 @@
 """Measure changes of the opset: files of the corpus down to 17 and 13, up to the newest opset, and back.
 
     python -m benchmarks.corpus write MODELS
-    python -m benchmarks.opset_changes run MODELS RESULT.json [--every 1] [--part 0/1]
+    python -m benchmarks.opset_changes run MODELS RESULT.json [--every 1] [--part 0/1] [--seconds 600]
     python -m benchmarks.opset_changes table RESULT.json...
 
 ``run`` optimizes each file to each opset and back to the file's own opset, as ``normdeploy optimize --opset`` does. It
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -46,6 +46,7 @@ class Row:
         way: "down", "up" or "back": back to the file's own opset.
         verdict: verdict of ``prove``, or "refused".
         reason: reason of a refusal, or of a verdict other than proved.
+        plain: verdict for the file that ``normdeploy optimize`` writes without ``--opset``; "" if ``verdict`` is proved.
         accepted: first word of ``normdeploy_check.py`` for the certificate; "" without one.
     """
 
@@ -56,6 +57,7 @@ class Row:
     verdict: str
     reason: str = ""
     accepted: str = ""
+    plain: str = ""
 
 
 def change(path: Path, original: Path, target: int, way: str, output: Path) -> Row:
@@ -84,18 +86,25 @@ def change(path: Path, original: Path, target: int, way: str, output: Path) -> R
     return Row(original.stem, opset, target, way, str(proof.verdict), proof.reason[:300], accepted)
 
 
-def run(models: list[Path], folder: Path) -> Iterator[Row]:
-    """Yield the rows of all files."""
-    for path in models:
-        opset = default_domain_opset(onnx.load(path))
-        for target in TARGETS:
-            if target == opset:
-                continue
-            output = folder / f"{target}.onnx"
-            row = change(path, path, target, "down" if target < opset else "up", output)
-            yield row
-            if row.verdict != "refused" and opset >= min(TARGETS):
-                yield change(output, path, opset, "back", folder / "back.onnx")
+def run(path: Path, folder: Path) -> Iterator[Row]:
+    """Yield the rows of one file."""
+    opset = default_domain_opset(onnx.load(path))
+    for target in TARGETS:
+        if target == opset:
+            continue
+        output = folder / f"{target}.onnx"
+        row = change(path, path, target, "down" if target < opset else "up", output)
+        yield row
+        if row.verdict != "refused" and opset >= min(TARGETS):
+            yield change(output, path, opset, "back", folder / "back.onnx")
+
+
+def with_plain_verdict(row: Row, path: Path, folder: Path) -> Row:
+    """Add the verdict without a change of the opset, if the change was not proved."""
+    if row.verdict in (*PROVED, "refused"):
+        return row
+    normdeploy.optimize(path, folder / "plain.onnx")
+    return replace(row, plain=str(normdeploy.prove(path, folder / "plain.onnx").verdict))
 
 
 def write_table(rows: list[Row], seconds: float) -> None:
@@ -110,8 +119,9 @@ def write_table(rows: list[Row], seconds: float) -> None:
         "`normdeploy_check.py` reads each certificate. *Back*: the result is brought to the opset of the original file",
         "again, and compared with the original file.",
         "",
-        "| opset | files | refused | converted | proved | not known | differ | certificates accepted |",
-        "|---|---|---|---|---|---|---|---|",
+        "| opset | files | refused | converted | proved | not known | of these, also without `--opset` | differ |"
+        " certificates accepted |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     groups = [(way, target) for way in ("down", "up") for target in TARGETS] + [("back", 0)]
     converted = proved = 0
@@ -129,7 +139,8 @@ def write_table(rows: list[Row], seconds: float) -> None:
         accepted = sum(r.accepted == "accepted" for r in made)
         lines.append(
             f"| {title} | {len(of):,} | {verdicts['refused']} | {len(made):,} | {right:,} ({right / len(made):.1%}) |"
-            f" {unknown} | {len(made) - right - unknown} | {accepted:,} of {len(made):,} |"
+            f" {unknown} | {sum(r.plain == 'not known' for r in of)} | {len(made) - right - unknown} |"
+            f" {accepted:,} of {len(made):,} |"
         )
     lines += ["", f"All converted files: {proved / converted:.1%} proved.", ""]
     for title, verdict in (("Refused", "refused"), ("Not known", "not known")):
@@ -156,6 +167,7 @@ def main() -> None:
     stage.add_argument("models", type=Path)
     stage.add_argument("result", type=Path)
     stage.add_argument("--every", type=int, default=1)
+    stage.add_argument("--seconds", type=float, default=float("inf"), help="start no file after this time")
     stage.add_argument("--part", default="0/1", help="k/n: the k-th of n parts of the files")
     stage = stages.add_parser("table")
     stage.add_argument("results", type=Path, nargs="+")
@@ -170,10 +182,14 @@ def main() -> None:
     models = sorted(args.models.glob("*.onnx"))[:: args.every][index::count]
     with tempfile.TemporaryDirectory() as scratch:
         rows = []
-        for row in run(models, Path(scratch)):
-            rows.append(row)
-            if row.verdict not in PROVED or row.accepted != "accepted":
-                print(*asdict(row).values(), sep=" | ", flush=True)
+        for path in models:
+            if time.perf_counter() - began > args.seconds:
+                break
+            for plain in run(path, Path(scratch)):
+                row = with_plain_verdict(plain, path, Path(scratch))
+                rows.append(row)
+                if row.verdict not in PROVED or row.accepted != "accepted":
+                    print(*asdict(row).values(), sep=" | ", flush=True)
     args.result.write_text(json.dumps({"seconds": time.perf_counter() - began, "rows": [asdict(r) for r in rows]}))
     print(Counter((r.way, r.verdict) for r in rows))
 

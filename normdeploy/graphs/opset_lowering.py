@@ -12,7 +12,7 @@ proof (`normdeploy.contrib.standardization`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import onnx.inliner
 from onnx import TensorProto
 
 from ..evaluate import evaluator
+from ..norms.norm_table import STANDARD as NORMS
 from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset, is_standard
 from ..storage.proto_traversal import (
@@ -85,13 +86,13 @@ class LoweredNode:
     types: Types = field(repr=False)
 
 
-def lower_opset(
-    proto: onnx.ModelProto, opset: int, written: Iterable[str] = ()
-) -> tuple[onnx.ModelProto, list[LoweredNode]]:
+def lower_opset(proto: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, list[LoweredNode]]:
     """Lower the model and its functions to ``opset``.
 
+    Nodes that follow ``opset`` already stay: a reduction with an attribute ``axes``, for example.
+
     Args:
-        written: outputs of nodes that follow ``opset`` already.
+        proto: the model after `inline_newer_functions`.
 
     Returns:
         a changed copy, and each rewritten node.
@@ -100,10 +101,16 @@ def lower_opset(
         RefusedError: a node has no equal form at this opset. The message names node, op, type and the lowest opset.
     """
     newer = default_domain_opset(proto)
-    out = inline_newer_ops(_inline_newer_functions(proto, opset), opset)
+    out = inline_newer_ops(proto, opset)
     lowered: list[LoweredNode] = []
-    _lower_graph(out, _Opsets(newer, opset), set(), frozenset(written), lowered, "")
-    for holder in (out, *(f for f in out.functions if not is_managed_op(f.domain, f.name))):
+    _lower_graph(out, _Opsets(newer, opset), set(), lowered, "")
+    functions = [f for f in out.functions if not is_managed_op(f.domain, f.name)]
+    for function in functions:
+        opsets = _Opsets(default_domain_opset(function, newer), opset)
+        for node in nodes_with_bodies(function.node):
+            if is_standard(node) and _is_newer(node, opsets):
+                _require_form(node, node, opsets, Types())
+    for holder in (out, *functions):
         entry = standard_opset(holder)
         if entry is not None:
             entry.version = opset
@@ -123,8 +130,15 @@ class _Opsets:
 # ------------------------------------------------------------------ ops and functions that the older opset lacks
 
 
-def _inline_newer_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Inline the functions with a body that the older opset can't hold as it is."""
+def inline_newer_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Inline the functions with a body that the older opset can't hold as it is, apart from its norms.
+
+    Returns:
+        a changed copy, or ``proto`` itself if nothing is inlined.
+
+    Raises:
+        RefusedError: a function can't be inlined.
+    """
     calls = [n for n in nodes_with_bodies(proto.graph.node) if is_managed_op(n.domain, n.op_type)]
     rows = [(n, function_op_row(n.domain, n.op_type)) for n in calls]
     proto = inline_calls(proto, [n for n, row in rows if row is not None and row.since > opset])
@@ -133,7 +147,8 @@ def _inline_newer_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelPro
         for f in proto.functions
         if not is_managed_op(f.domain, f.name)
         and not all(
-            _is_same_form(n, _Opsets(default_domain_opset(f), opset), Types()) for n in nodes_with_bodies(f.node)
+            n.op_type in NORMS or _is_same_form(n, _Opsets(default_domain_opset(f), opset))
+            for n in nodes_with_bodies(f.node)
         )
     ]
     if not changed:
@@ -148,8 +163,11 @@ def _inline_newer_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelPro
     return proto
 
 
-def inline_newer_ops(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def inline_newer_ops(proto: onnx.ModelProto, opset: int, around: Collection[str] = frozenset()) -> onnx.ModelProto:
     """Replace ops that begin after ``opset`` by the function bodies in onnx's schemas, at the model's own opset.
+
+    Args:
+        around: names that the new tensors must not have.
 
     Returns:
         a changed copy.
@@ -159,21 +177,36 @@ def inline_newer_ops(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """
     proto = copy_model(proto)
     newer = default_domain_opset(proto)
+    names = {*around, *all_names(proto.graph)}
+    # The inliner knows the types of the main graph only, so each body is opened as a model.
+    for body in body_subgraphs(proto):
+        body.put_back(inline_newer_ops(body.model, opset, names))
     for _ in range(_ROUNDS):
-        nodes = [n for n in nodes_with_bodies(proto.graph.node) if _has_body_only(n, newer, opset)]
+        nodes = [n for n in proto.graph.node if _has_body_only(n, newer, opset)]
         if not nodes:
             break
         for node in nodes:
             _state_defaults(node, newer)
-        before = {output: n for n in nodes_with_bodies(proto.graph.node) for output in n.output}
+        before = {output: n for n in proto.graph.node for output in n.output}
         try:
             proto = _inline_schema_bodies(proto, sorted({n.op_type for n in nodes}))
         except Exception as error:
             # onnx's exceptions share no base class.
             reason = " ".join(str(error).split())[:120]
             raise RefusedError(f"onnx can't write {nodes[0].op_type} as its function body: {reason}") from error
-        _copy_metadata(list(nodes_with_bodies(proto.graph.node)), before)
+        _rename_clashing(proto.graph, before, around)
+        _copy_metadata(proto.graph.node, before)
     return proto
+
+
+def _rename_clashing(graph: onnx.GraphProto, before: Mapping[str, onnx.NodeProto], around: Collection[str]) -> None:
+    """Rename the tensors of inlined bodies that have the name of a tensor of an outer graph."""
+    taken = {*around, *all_names(graph)}
+    new = {o for n in graph.node for o in n.output} - before.keys()
+    names = {name: unique_name(name, taken) for name in sorted(new.intersection(around))}
+    for node in graph.node if names else ():
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def _copy_metadata(nodes: Sequence[onnx.NodeProto], before: Mapping[str, onnx.NodeProto]) -> None:
@@ -220,7 +253,9 @@ def _inline_schema_bodies(proto: onnx.ModelProto, ops: Sequence[str]) -> onnx.Mo
 
 def _has_body_only(node: onnx.NodeProto, newer: int, older: int) -> bool:
     """Return whether the older opset lacks a node's op, and onnx's schema has a function body for it."""
-    if not is_standard(node) or node.op_type in ADAPTERS or not _has_op(node.op_type, newer):
+    if not is_standard(node) or node.op_type in ADAPTERS or node.op_type in NORMS:
+        return False
+    if not _has_op(node.op_type, newer):
         return False
     if _has_op(node.op_type, older):
         return False
@@ -248,7 +283,6 @@ def _lower_graph(
     proto: onnx.ModelProto,
     opsets: _Opsets,
     around: set[str],
-    written: frozenset[str],
     lowered: list[LoweredNode],
     place: str,
 ) -> None:
@@ -257,13 +291,13 @@ def _lower_graph(
     taken = {*around, *all_names(proto.graph)}
     for body in body_subgraphs(proto):
         inner = "; ".join(filter(None, (place, body.place)))
-        _lower_graph(body.model, opsets, taken, written, lowered, inner)
+        _lower_graph(body.model, opsets, taken, lowered, inner)
         body.put_back(body.model)
     constants = constant_tensors(proto.graph)
     writers = {output: node for node in proto.graph.node for output in node.output}
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
-        if not is_standard(node) or not written.isdisjoint(node.output) or not _is_newer(node, opsets):
+        if not is_standard(node) or not _is_newer(node, opsets):
             nodes.append(node)
             continue
         writer = NodeWriter(node, opsets.newer, opsets.older, types, constants, writers, taken)
@@ -292,9 +326,13 @@ def _lower_graph(
 
 
 def _is_newer(node: onnx.NodeProto, opsets: _Opsets) -> bool:
-    """Return whether an op has another schema, or none, at the older opset."""
+    """Return whether a node follows a schema that the older opset does not have."""
     if not _has_op(node.op_type, opsets.newer):
         # The op belongs to another tool, which wrote it into ONNX's domain.
+        return False
+    known = onnx.defs.get_schema(node.op_type, opsets.newer).attributes
+    if any(a.name not in known for a in node.attribute):
+        # A norm's nodes were written for the older opset.
         return False
     if not _has_op(node.op_type, opsets.older):
         return True
@@ -508,14 +546,14 @@ def _is_implied(op: str, attribute: onnx.AttributeProto, newer: int) -> bool:
     return bool(default.name) and value == onnx.helper.get_attribute_value(default)
 
 
-def _is_same_form(node: onnx.NodeProto, opsets: _Opsets, types: Types) -> bool:
-    """Return whether a node means the same at both opsets."""
+def _is_same_form(node: onnx.NodeProto, opsets: _Opsets) -> bool:
+    """Return whether a node of a function, whose types are unknown, means the same at both opsets."""
     if not is_standard(node) or not _is_newer(node, opsets):
         return True
     adapter = ADAPTERS.get(node.op_type)
     if adapter is not None and opsets.older < adapter.since <= opsets.newer:
         return False
-    return not _describe_misfit(node, opsets.older, types)
+    return not _describe_misfit(node, opsets.older, Types())
 
 
 def _require_form(original: onnx.NodeProto, node: onnx.NodeProto, opsets: _Opsets, types: Types) -> None:
@@ -535,7 +573,7 @@ def _lowest_opset(node: onnx.NodeProto, opset: int, types: Types) -> int:
 def _describe_misfit(node: onnx.NodeProto, opset: int, types: Types) -> str:
     """Describe the first part of a node that an opset does not define; "" if there is none."""
     if not _has_op(node.op_type, opset):
-        return "the opset has no such op, and the op no function body"
+        return "the opset has no such op"
     schema = onnx.defs.get_schema(node.op_type, opset)
     for attribute in node.attribute:
         value = None if attribute.ref_attr_name else onnx.helper.get_attribute_value(attribute)

@@ -19,7 +19,7 @@ from ..errors import GraphError
 from ..graphs.dims import dim_size
 from ..graphs.file_graph import NEWEST
 from ..graphs.opset_conversion import convert_to_opset
-from ..graphs.opset_lowering import LoweredNode, inline_newer_ops, lower_opset
+from ..graphs.opset_lowering import LoweredNode, inline_newer_functions, inline_newer_ops, lower_opset
 from ..graphs.proto_queries import drop_unused_initializers
 from ..graphs.region import RefusedError
 from ..graphs.symbolic_sizes import UNKNOWN, Size
@@ -33,6 +33,7 @@ from ..proof.prover import ProofMemo, prove_identity, prove_once
 from ..proof.value import Value
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.shared_weights import tensor_array
+from .certificate_document import ALGEBRAIC
 from .rewrite_ledger import RewriteOptions
 from .rewrite_records import FORMS, RecordedConstant, RecordedLeaf, RecordedNode, RecordedSide, RewriteRecord
 
@@ -56,10 +57,10 @@ def change_opset(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[onnx.M
     lowered: list[LoweredNode] = []
     try:
         if target < opset:
-            out, foreign = standardize_foreign_norms(proto, wanted.avoided, target)
+            opened = inline_newer_functions(proto, target)
+            out, foreign = standardize_foreign_norms(opened, wanted.avoided, target)
             _require_written_norms(foreign, target)
-            written = [o for e in foreign.expansions if e.expansion for n in e.expansion.nodes for o in n.output]
-            out, lowered = lower_opset(out, target, written)
+            out, lowered = lower_opset(out, target)
             out = drop_unused_initializers(out)
         else:
             out, foreign = standardize_foreign_norms(proto, wanted.avoided)
@@ -184,12 +185,12 @@ def _record_reformed(change: LoweredNode, memo: ProofMemo, newer: int, older: in
         outputs[0],
         node.op_type,
         f"{node.op_type} of opset {older}",
-        reason="it was not proved",
+        reason="it has no proof: only sums, means and Splits of floats with known shapes and constant axes have one",
         writes=tuple(sorted(own - {""})),
     )
     x = node.input[0]
     elem_type, dims = change.types[x]
-    if x in constants or dims is None or elem_type not in _FLOATS:
+    if node.op_type not in ALGEBRAIC or x in constants or dims is None or elem_type not in _FLOATS:
         return plain
     shape = tuple(dim_size(d, f"{x}:{i}") for i, d in enumerate(dims))
     sides = [

@@ -213,3 +213,45 @@ def test_half_precision_keeps_the_stated_opset() -> None:
     made = normdeploy.optimize(model("layer norm"), opset=13, precision="fp16").model
     assert default_domain_opset(made) == 13
     assert TensorProto.FLOAT16 in {t.data_type for t in made.graph.initializer}
+
+
+NESTED = {
+    "function": """<ir_version: 10, opset_import: ["": 21, "own": 1]> f (float[2,8] x, float[8] s) => (float[2,8] y) {
+        y = own.F (x, s) }
+    <opset_import: ["": 21], domain: "own"> F (a, s) => (z) { z = LayerNormalization (a, s) }""",
+    "function that is inlined": """<ir_version: 10, opset_import: ["": 21, "own": 1]>
+    f (float[2,8] x, float[8] s) => (float[2,8] y) { y = own.F (x, s) }
+    <opset_import: ["": 21], domain: "own"> F (a, s) => (z) { n = LayerNormalization (a, s) z = Gelu (n) }""",
+    "branches": """<ir_version: 10, opset_import: ["": 21]> f (float[2,8] x, bool c) => (float[2,8] y)
+    <float[8] s = {1,2,3,4,5,6,7,8}, int64[1] last = {1}> {
+        y = If (c) <then_branch = t () => (float[2,8] a) { a = LayerNormalization (x, s) },
+            else_branch = e () => (float[2,8] b) { m = ReduceMean (x, last) b = Sub (x, m) }> }""",
+    "loop": """<ir_version: 10, opset_import: ["": 21]> f (float[2,8] x, int64 k) => (float[2,8] y)
+    <float[8] s = {1,2,3,4,5,6,7,8}, bool t = {1}> {
+        y = Loop (k, t, x) <body = b (int64 i, bool c, float[2,8] v) => (bool d, float[2,8] w) {
+            d = Identity (c) n = LayerNormalization (v, s) w = Gelu (n) }> }""",
+    "reductions": """<ir_version: 10, opset_import: ["": 20]> f (float[n,8,4] x) => (float[n,2,2] y)
+    <int64[2] axes = {1,2}, int64[1] one = {1}> {
+        m = ReduceMax (x, axes) d = Sub (x, m) e = Exp (d) t = ReduceL2 (e, one) u = ReduceSumSquare (e, one)
+        v = Add (t, u) p, q = Split <num_outputs = 2, axis = 2> (v) y = Concat <axis = 1> (p, q) }""",
+}
+
+
+@pytest.mark.parametrize("target", [13, 17, 18])
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_nodes_are_the_same_and_certified(name: str, target: int, tmp_path: Path) -> None:
+    before = onnx.parser.parse_model(NESTED[name])
+    out, certificate = tmp_path / "out.onnx", tmp_path / "c.json"
+    normdeploy.optimize(before, out, opset=target, certificate=certificate)
+    after = onnx.load(out)
+    onnx.checker.check_model(after, full_check=True)
+    given = {
+        "x": np.random.default_rng(1).standard_normal((3, 8, 4) if name == "reductions" else (2, 8)).astype(np.float32),
+        "s": np.arange(8, dtype=np.float32),
+        "c": np.array(True),
+        "k": np.array(3),
+    }
+    np.testing.assert_allclose(
+        run_onnxruntime(after, given)[0], run_onnxruntime(before, given)[0], rtol=1e-5, atol=1e-5
+    )
+    assert check(certificate, out).startswith("accepted: ")
