@@ -46,7 +46,7 @@ class Row:
         way: "down", "up" or "back": back to the file's own opset.
         verdict: verdict of ``prove``, or "refused".
         reason: reason of a refusal, or of a verdict other than proved.
-        plain: verdict for the file that ``normdeploy optimize`` writes without ``--opset``; "" if ``verdict`` is proved.
+        plain: verdict for the file that ``normdeploy optimize`` writes without ``--opset``; "" if it was not asked for.
         accepted: first word of ``normdeploy_check.py`` for the certificate; "" without one.
     """
 

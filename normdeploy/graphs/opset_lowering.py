@@ -1,9 +1,11 @@
 """Lower a file's opset: write each node as the older opset defines it, or refuse the file.
 
-onnx's version converter is not used here. It refuses a whole file if one op has no adapter, and most ops have none
-(onnx/onnx#6476, #8436). It also loses functions, metadata and shapes. Most nodes need no adapter, because ops gained
-mainly types and optional attributes. A node stays as it is if onnx's older schema has its inputs, attributes and types.
-An attribute that only the newer schema has is dropped if it has the value that the older op implied.
+onnx's version converter (1.23) is not used here. It refuses a whole file if one op has no adapter down, and many ops
+have none: Add, Reshape and BatchNormalization from opset 14 to 13, Identity from 16, Shape from 15, Split and Pad from
+18, and GroupNormalization from 21 (onnx/onnx#5843; a newer onnx has one, #8436). It also loses functions and metadata.
+Most nodes need no adapter, because ops gained mainly types and optional attributes. A node stays as it is if onnx's
+older schema has its inputs, attributes and types. An attribute that only the newer schema has is dropped if it has the
+value that the older op implied.
 
 The other nodes are rewritten by `ADAPTERS`. Ops that the older opset lacks are replaced by their function body in
 onnx's schema (Gelu, HardSwish, Mish, Swish, Attention, ...). Norms are replaced before, because each of them has a

@@ -254,7 +254,7 @@ def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, li
 
 
 def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return the constants of a graph: initializers that are no inputs, and Constant nodes.
+    """Return the constants of a graph: initializers that are not inputs, and Constant nodes.
 
     Returns: tensors by name.
     """

@@ -66,9 +66,9 @@ def match_constants(
 ) -> dict[str, tuple[Value, RoundedConstant]]:
     """Propose exact values for the stored constants of ``graph`` that the other graph does not store.
 
-    A constant may be a constant of the other graph in a narrower type. It may also be a multiple of a constant of the
-    other graph. The multipliers are √c and 1/√c for each ratio c of two arguments of roots. For each number n of terms
-    of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
+    A float32 constant may be a float64 constant of the other graph. A constant may also be a multiple of a constant of
+    the other graph. The multipliers are √c and 1/√c for each ratio c of two arguments of roots. For each number n of
+    terms of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
 
     Args:
         trace: evaluation of ``graph``.
@@ -87,10 +87,13 @@ def match_constants(
     for _, value in _stored_floats(other):
         factors.setdefault(value.size, []).append(value)
     multipliers = list(_multipliers(call))
+    doubles = list(_stored_doubles(other_graph, other))
     matched = {}
     for stored in _constants_without_counterpart(point, graph, trace, other):
-        wider = [value for value, dtype in _stored_types(other_graph, other) if _UNITS[dtype] < _UNITS[stored.dtype]]
-        options = _best(call, stored, [*by_size.get(stored.core.size, []), *_of_size(wider, stored.core.size)])
+        same = by_size.get(stored.core.size, [])
+        if stored.dtype == "float32":
+            same = [*same, *(value for value in doubles if value.size == stored.core.size)]
+        options = _best(call, stored, same)
         if options is None and multipliers:
             several = [*factors.get(stored.core.size, []), *by_size.get(stored.core.size, [])]
             options = _best(call, stored, list(_multiples(call, stored, several, multipliers)))
@@ -108,17 +111,12 @@ def _constants_without_counterpart(point: Field, graph: ConcreteGraph, trace: Tr
         yield _Stored(name, value, _without_repetitions(value.stored), _stored_type(name, graph, value.stored))
 
 
-def _stored_types(graph: ConcreteGraph, trace: Trace) -> Iterator[tuple[Value, str]]:
-    """Yield the stored constants of a graph with their dtypes."""
+def _stored_doubles(graph: ConcreteGraph, trace: Trace) -> Iterator[Value]:
+    """Yield the stored constants of a graph in float64."""
     for name, value in _stored_floats(trace):
         assert value.stored is not None
-        dtype = _stored_type(name, graph, value.stored)
-        if dtype in _UNITS:
-            yield value, dtype
-
-
-def _of_size(values: list[Value], size: int) -> list[Value]:
-    return [value for value in values if value.size == size]
+        if _stored_type(name, graph, value.stored) == "float64":
+            yield value
 
 
 def _stored_floats(trace: Trace) -> Iterator[tuple[str, Value]]:
