@@ -44,8 +44,6 @@ from .shape_inference import infer_types
 from .subgraphs import body_subgraphs
 from .type_opsets import onnx_type_names, schema_allows_types
 
-# First IR version in which a model may hold functions.
-_IR_OF_FUNCTIONS = 8
 # Function bodies may hold ops that are newer too, such as Swish in SwiGLU.
 _ROUNDS = 4
 _INT64_MAX = np.iinfo(np.int64).max
@@ -61,10 +59,6 @@ _LATER_VALUES: Mapping[tuple[str, str], Mapping[bytes, int]] = {
 _FLOATS8 = frozenset(value for name, value in TensorProto.DataType.items() if name.startswith("FLOAT8"))
 # Exceptions for a tensor that can't be computed from constants
 _NOT_CONSTANT = (KeyError, evaluator.UnsupportedOp, ValueError, TypeError, IndexError)
-# Op → attribute → value that the op implied before it had the attribute, if this is not the newer default.
-_IMPLIED: Mapping[str, Mapping[str, Any]] = {
-    "RoiAlign": {"coordinate_transformation_mode": b"output_half_pixel"},
-}
 
 
 @dataclass(frozen=True)
@@ -110,14 +104,16 @@ def lower_opset(proto: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, li
     for function in functions:
         opsets = _Opsets(default_domain_opset(function, newer), opset)
         for node in nodes_with_bodies(function.node):
-            if is_standard(node) and _is_newer(node, opsets):
-                _require_form(node, node, opsets, Types())
+            if not _is_same_form(node, opsets):
+                reason = _describe_misfit(node, opset, Types()) or "it has another form there, and is in a function"
+                raise _refusal(node, opset, reason, _lowest_opset(node, opsets.newer, Types()))
     for holder in (out, *functions):
         entry = standard_opset(holder)
         if entry is not None:
             entry.version = opset
     oldest = onnx.helper.find_min_ir_version_for(list(out.opset_import), ignore_unknown=True)
-    out.ir_version = min(out.ir_version, max(oldest, _IR_OF_FUNCTIONS if out.functions else 0))
+    # Functions need a newer IR version, and those with an overload an even newer one.
+    out.ir_version = max(oldest, out.ir_version) if out.functions else oldest
     return out, lowered
 
 
@@ -543,8 +539,6 @@ def _is_implied(op: str, attribute: onnx.AttributeProto, newer: int) -> bool:
     default = schema.attributes[attribute.name].default_value
     if attribute.name == "dilations":
         return all(dilation == 1 for dilation in value)
-    if attribute.name in _IMPLIED.get(op, {}):
-        return bool(value == _IMPLIED[op][attribute.name])
     return bool(default.name) and value == onnx.helper.get_attribute_value(default)
 
 
@@ -597,7 +591,23 @@ def _describe_misfit(node: onnx.NodeProto, opset: int, types: Types) -> str:
     if not schema_allows_types(node.op_type, opset, given, made):
         shown = ", ".join(dict.fromkeys(n.removeprefix("tensor(").removesuffix(")") for n in (*given, *made) if n))
         return f"the opset does not allow its types ({shown})"
+    for formal, types_of_it in _types_by_parameter(schema, given, made).items():
+        if len(types_of_it) > 1:
+            return f"the opset needs one type for its {formal}, not {' and '.join(types_of_it)}"
     return ""
+
+
+def _types_by_parameter(
+    schema: onnx.defs.OpSchema, given: Sequence[str], made: Sequence[str]
+) -> dict[str, dict[str, None]]:
+    """Return the types that each type parameter of an op gets, such as T → "tensor(float)", in order."""
+    found: dict[str, dict[str, None]] = {}
+    for formals, types in ((schema.inputs, given), (schema.outputs, made)):
+        for place, name in enumerate(types if formals else ()):
+            formal = formals[min(place, len(formals) - 1)]
+            if name and formal.is_homogeneous:
+                found.setdefault(formal.type_str, {})[name.removeprefix("tensor(").removesuffix(")")] = None
+    return found
 
 
 # ------------------------------------------------------------------ adapters
@@ -766,6 +776,18 @@ def _write_batch_norm(w: NodeWriter) -> None:
     w.keep(training_mode=None)
 
 
+def _write_roi_align(w: NodeWriter) -> None:
+    """Drop the mode that the older op had; it is not the newer default."""
+    mode = w.attribute("coordinate_transformation_mode")
+    if mode != b"output_half_pixel":
+        raise w.refusal(f"its coordinate_transformation_mode is {mode.decode()}")
+    w.keep(coordinate_transformation_mode=None)
+
+
+def _refuse_group_norm(w: NodeWriter) -> None:
+    raise w.refusal("the opset has one scale for each group")
+
+
 def _refuse_transform(w: NodeWriter) -> None:
     raise w.refusal("its axis had another default and was an attribute")
 
@@ -790,10 +812,12 @@ ADAPTERS: Mapping[str, Adapter] = {
     "Cast": Adapter(19, _write_cast),
     "CastLike": Adapter(15, _write_cast_like),
     "DFT": Adapter(20, _refuse_transform),
+    "GroupNormalization": Adapter(21, _refuse_group_norm),
     "GridSample": Adapter(20, _write_grid_sample),
     "Pad": Adapter(18, _write_pad),
     "Reshape": Adapter(14, _write_reshape),
     "Resize": Adapter(18, _write_resize),
+    "RoiAlign": Adapter(16, _write_roi_align),
     "Shape": Adapter(15, _write_shape),
     "Split": Adapter(18, _write_split),
     "Trilu": Adapter(14, _write_triangle),
