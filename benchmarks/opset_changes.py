@@ -113,11 +113,11 @@ def write_table(rows: list[Row], seconds: float) -> None:
     lines = [
         "# Changes of the opset",
         "",
-        f"`python -m benchmarks.opset_changes`: {files:,} files of the corpus (`--every 11`). They hold norms of torch's",
-        "exporters of several releases, of onnxruntime's optimizer, and of tf2onnx, jax2onnx and Paddle, in opsets 11 to 25.",
-        "Each file goes through `normdeploy optimize --opset N --certificate`. `prove` compares each result with the",
-        "original file, and `normdeploy_check.py` reads each certificate. *Back*: the result is brought to the opset of the",
-        "original file again, and compared with the original file. *Proved*: equal, or equal up to the rounding of stored",
+        f"`python -m benchmarks.opset_changes`: {files:,} files of the corpus (`--every 11`). They hold norms of",
+        "torch's exporters of several releases, of onnxruntime's optimizer, and of tf2onnx, jax2onnx and Paddle, in opsets",
+        "11 to 25. Each file goes through `normdeploy optimize --opset N --certificate`. `prove` compares each result with",
+        "the original file, and `normdeploy_check.py` reads each certificate. *Back*: the result is brought to the opset of",
+        "the original file again, and compared with that file. *Proved*: equal, or equal up to the rounding of stored",
         "constants. If `prove` does not know the result without `--opset` either, the opset is not the cause.",
         "",
         "| opset | files | refused | converted | proved | not known | of these, also without `--opset` | differ |"
