@@ -243,3 +243,10 @@ def test_gelu_after_a_group_norm_is_evaluated() -> None:
     named = files[1].graph.node[0]
     named.output[0] = files[1].graph.node[1].input[0] = "h"
     assert prove(*files).verdict is Verdict.EQUAL
+
+
+@pytest.mark.parametrize(("root", "verdict"), [(np.sqrt(2.0), Verdict.ROUNDED), (1.4143, Verdict.DIFFERENT)])
+def test_gelu_in_simple_ops_is_equal_up_to_its_stored_root(root: float, verdict: Verdict) -> None:
+    body = "d = Div(x, root) e = Erf(d) s = Add(e, one) h = Mul(half, x) y = Mul(h, s)"
+    by_hand = model(body, root=np.array(root), one=np.array(1.0), half=np.array(0.5))
+    assert prove(model("y = Gelu(x)", opset=20), by_hand).verdict is verdict
