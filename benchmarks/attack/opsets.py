@@ -26,7 +26,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.graphs import opset_conversion, opset_lowering
+from normdeploy.graphs import opset_conversion
+from normdeploy.graphs.newer_ops import inline_newer_functions
+from normdeploy.graphs.opset_lowering import lower_opset
 from normdeploy.graphs.region import RefusedError
 
 from .nodes import OPS, draw_node
@@ -242,7 +244,7 @@ def converted(proto: onnx.ModelProto, target: int) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     if target < proto.opset_import[0].version:
-        return opset_lowering.lower_opset(opset_lowering.inline_newer_functions(copy, target), target)[0]
+        return lower_opset(inline_newer_functions(copy, target), target)[0]
     if opset_conversion.ops_needing_conversion(copy, target):
         return opset_conversion.convert_opset(copy, target)
     return opset_conversion.raise_opset_number(copy, target)

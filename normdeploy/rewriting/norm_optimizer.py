@@ -245,6 +245,8 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
         f"the file has a function named {name!r}; in the rewritten file, it would be confused with the ONNX "
         "op of that name; rename the function"
     )
+    if wanted.opset is not None:
+        raise GraphError(f"the file can't be written at opset {wanted.opset}: {reason}")
     work.findings = [
         replace(f, status="refused", reason=reason, became="", nodes_left=None, written=()) if _is_written(f) else f
         for f in work.findings

@@ -18,8 +18,9 @@ from ..contrib.standardization import standardize_foreign_norms
 from ..errors import GraphError
 from ..graphs.dims import dim_size
 from ..graphs.file_graph import NEWEST
+from ..graphs.newer_ops import inline_newer_functions, inline_newer_ops
 from ..graphs.opset_conversion import convert_to_opset
-from ..graphs.opset_lowering import LoweredNode, inline_newer_functions, inline_newer_ops, lower_opset
+from ..graphs.opset_lowering import LoweredNode, lower_opset
 from ..graphs.proto_queries import drop_unused_initializers
 from ..graphs.region import RefusedError
 from ..graphs.symbolic_sizes import UNKNOWN, Size

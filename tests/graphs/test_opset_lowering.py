@@ -8,8 +8,9 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.graphs import opset_lowering
-from normdeploy.graphs.opset_lowering import ADAPTERS, lower_opset
+from normdeploy.graphs.newer_ops import inline_newer_functions
+from normdeploy.graphs.opset_adapters import ADAPTERS
+from normdeploy.graphs.opset_lowering import lower_opset
 from normdeploy.graphs.region import RefusedError
 from tests.support import run_onnxruntime
 
@@ -282,7 +283,7 @@ def test_function_is_kept_if_its_body_needs_no_change(body: str, stays: bool) ->
     text = f"""<ir_version: 10, opset_import: ["": 21, "own": 1]> f (float[2,3] x) => (float[2,3] y) {{ y = own.F (x) }}
     <opset_import: ["": 21], domain: "own"> F (a) => (z) {{ {body} }}"""
     proto = onnx.parser.parse_model(text)
-    out, _ = lower_opset(opset_lowering.inline_newer_functions(proto, 13), 13)
+    out, _ = lower_opset(inline_newer_functions(proto, 13), 13)
     assert bool(out.functions) == stays
     given = {"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
     np.testing.assert_allclose(run_onnxruntime(out, given)[0], run_onnxruntime(proto, given)[0], rtol=1e-6)
@@ -292,7 +293,7 @@ def test_module_names_and_weights_are_kept() -> None:
     proto = model(20, IMAGE, "y = Gelu (x)")
     proto.graph.node[0].metadata_props.add(key="module", value="act")
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "weight"))
-    out, _ = opset_lowering.lower_opset(proto, 13)
+    out, _ = lower_opset(proto, 13)
     assert all(n.metadata_props[0].value == "act" for n in out.graph.node)
     assert [t.name for t in out.graph.initializer] == ["weight"]
     assert [i.name for i in out.graph.input] == ["x"]
