@@ -23,8 +23,9 @@ NormImpl = Literal["native", "plugin", "auto"]
 # Opsets to which torch's exporter can write. For an older opset, torch silently writes a file of a different opset, and
 # for a newer opset, torch drops the metadata of the nodes.
 TORCH_OPSETS = range(18, 26)
-# Opsets to which ``export`` can write. The newest opsets are reached by converting torch's file.
-OPSETS = range(18, 29)
+# Opsets to which ``export`` and ``optimize`` can write. Opsets that torch does not write are reached by converting
+# torch's file.
+OPSETS = range(13, 29)
 # Default opset of ``export``: the first one with a usable GroupNormalization. From opset 23 on, the exporter writes
 # Attention nodes, which TensorRT can't build.
 DEFAULT_OPSET = 21

@@ -6,6 +6,7 @@ Nodes with the same op, attributes, input sizes and expansion share one proof.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -39,14 +40,29 @@ MALFORMED = (
 )
 
 
-def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, types: Types) -> Certificate:
+@dataclass(frozen=True)
+class ExpansionProof:
+    """Proof of one expansion.
+
+    Attributes:
+        certificate: the certificate. It may state that the proof failed.
+        identity: the proof; None if it failed, or if there is one for each of several ranks.
+        shapes: shapes of the node's inputs for which it holds.
+    """
+
+    certificate: Certificate
+    identity: Identity | None
+    shapes: Mapping[str, Shape]
+
+
+def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, types: Types) -> ExpansionProof:
     """Prove every output of a node, at every input and size that its definition accepts.
 
     Args:
         memo: earlier proofs of other nodes; extended.
 
     Returns:
-        the certificate. It may state that the proof failed.
+        the proof, or its failure.
 
     Raises:
         MALFORMED: the node does not fit its op.
@@ -64,10 +80,12 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
             f"the rank of {name!r} is unknown: proved at each rank from {least} to {ranks[-1]}, and slice by "
             "slice at higher ranks"
         )
-    proofs = [
-        _prove_at_sizes(memo, op, writer, attrs, assume_shapes(op, writer.node, attrs, types, rank)) for rank in ranks
-    ]
-    return certificate_of(next((f for f in proofs if isinstance(f, NotProved)), proofs[-1]), more)
+    shapes = [assume_shapes(op, writer.node, attrs, types, rank) for rank in ranks]
+    proofs = [_prove_at_sizes(memo, op, writer, attrs, sizes) for sizes in shapes]
+    certificate = certificate_of(next((f for f in proofs if isinstance(f, NotProved)), proofs[-1]), more)
+    if len(proofs) == 1 and isinstance(proofs[0], Identity):
+        return ExpansionProof(certificate, proofs[0], shapes[0])
+    return ExpansionProof(certificate, None, shapes[-1])
 
 
 def _prove_at_sizes(
@@ -114,7 +132,7 @@ def _expansion_equivalence(
         return [results[i] for i in wanted]
 
     def evaluate_expansion(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
-        env = evaluate_protos(m, writer.nodes, writer.initializers, inputs_of(values), opset)
+        env = evaluate_protos(m, writer.nodes, writer.initializers, inputs_of(values), writer.written_opset)
         return [env[node.output[i]] for i in wanted]
 
     return Equivalence(leaves, evaluate_definition, evaluate_expansion, node.output[wanted[0]])
@@ -175,6 +193,6 @@ def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape
             tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute)),
         )
 
-    own = (op.row.owner, writer.opset, node_key(node), *(node_key(n) for n in writer.nodes))
+    own = (op.row.owner, writer.opset, writer.written_opset, node_key(node), *(node_key(n) for n in writer.nodes))
     stored = tuple((input_indices([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
     return (*own, stored, tuple((input_indices([name]), tuple(map(size_key, shape))) for name, shape in sizes.items()))

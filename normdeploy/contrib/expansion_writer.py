@@ -38,20 +38,26 @@ class ExpansionWriter(Interpreter):
     """Write nodes one after the other, linked by the names of their tensors.
 
     Attributes:
+        opset: opset that defines the node.
+        written_opset: opset of the written nodes.
         nodes: the nodes written so far.
         initializers: the constants written so far.
         notes: notes for the report.
         alike: names of the written tensors whose shape is the shape of the foreign node's first output.
     """
 
-    def __init__(self, node: onnx.NodeProto, opset: int, types: Types, taken: set[str]) -> None:
+    def __init__(
+        self, node: onnx.NodeProto, opset: int, types: Types, taken: set[str], written_opset: int | None = None
+    ) -> None:
         """Start an expansion of ``node``.
 
         Args:
             types: types and shapes of the file's tensors.
             taken: names that new tensors must not have. The names of new tensors are added to it.
+            written_opset: opset of the written nodes; None for ``opset``.
         """
         self.node, self.opset, self.outputs = node, opset, len(node.output)
+        self.written_opset = opset if written_opset is None else written_opset
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.notes: tuple[str, ...] = ()
@@ -244,7 +250,7 @@ class ExpansionWriter(Interpreter):
         Returns:
             the name of its result.
         """
-        if self.opset < _AXES_AS_INPUT[op]:
+        if self.written_opset < _AXES_AS_INPUT[op]:
             return self(op, x, axes=list(axes), **attributes)
         return self(op, x, self.make_int64_vector(axes, "axes"), **attributes)
 

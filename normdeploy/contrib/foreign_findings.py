@@ -11,11 +11,39 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from ..findings.records import Finding, combine_certificates
+from ..graphs.dims import Types
 from ..recognition.anchors import POINTWISE
+from .expansion_proof import ExpansionProof
+from .expansion_writer import ForeignOp
 
 # Maximum number of nodes that are followed after a foreign norm, in search of a larger norm that contains it. A
 # modulation, for example, adds two nodes after the norm.
 _AHEAD = 8
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Standard nodes in place of one foreign node, with their proof.
+
+    Attributes:
+        opset: opset that defines the node.
+        written_opset: opset that defines ``nodes``.
+        nodes, initializers: the standard nodes and their constants.
+        constants: inputs of the node that are constants of the file.
+        types: types of the tensors around.
+        place: body that contains the node; "" for the main graph.
+    """
+
+    op: ForeignOp
+    node: onnx.NodeProto
+    opset: int
+    written_opset: int
+    nodes: Sequence[onnx.NodeProto]
+    initializers: Sequence[onnx.TensorProto]
+    constants: Sequence[onnx.TensorProto]
+    proof: ExpansionProof
+    types: Types = field(repr=False)
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,11 +53,13 @@ class ForeignNode:
     Attributes:
         inputs: the node's inputs.
         tensors: outputs of the standard nodes that replaced it.
+        expansion: these nodes; None if the node was kept.
     """
 
     finding: Finding
     inputs: frozenset[str]
     tensors: frozenset[str] = frozenset()
+    expansion: Expansion | None = None
 
 
 @dataclass

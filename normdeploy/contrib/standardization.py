@@ -9,15 +9,17 @@ ONNX. A node of uncertain meaning is kept and reported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx
 
 from ..findings.records import Finding
 from ..graphs.local_functions import closed_functions, open_functions
-from ..graphs.proto_queries import all_names, module_path
+from ..graphs.proto_queries import all_names, constant_tensors, module_path
 from ..graphs.region import RefusedError
 from ..graphs.subgraphs import Subgraph, body_subgraphs
+from ..norms.norm_table import STANDARD
 from ..proof.certificate import NOT_KNOWN
 from ..proof.proto_evaluation import attributes_of
 from ..proof.prover import ProofMemo
@@ -27,7 +29,7 @@ from .contrib_ops import foreign_op_of
 from .expansion_proof import MALFORMED, prove_expansion
 from .expansion_types import stated_value_infos, tensor_types
 from .expansion_writer import OLDEST, ExpansionWriter, ForeignOp, Types
-from .foreign_findings import ForeignNode, ForeignNorms
+from .foreign_findings import Expansion, ForeignNode, ForeignNorms
 
 
 @dataclass
@@ -38,8 +40,10 @@ class _ForeignExpander:
         taken: tensor names in use.
         functions: domain and name of the file's functions.
         known: names of tensors whose type the file states.
+        constants: constants of the graph by name.
         read: findings so far.
         avoided: standard norm ops that become several nodes too.
+        written_opset: opset of the written nodes. Standard norm ops that it lacks become several nodes too.
     """
 
     opset: int
@@ -47,8 +51,10 @@ class _ForeignExpander:
     taken: set[str]
     functions: frozenset[tuple[str, str]]
     known: set[str]
+    constants: Mapping[str, onnx.TensorProto]
     read: ForeignNorms
-    avoided: frozenset[str] = frozenset()
+    avoided: frozenset[str]
+    written_opset: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
     value_info: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -58,7 +64,7 @@ class _ForeignExpander:
         """Append the node, or its expansion if it is a foreign norm, and record the finding."""
         # The file defines the node by a model-local function.
         own = (node.domain, node.op_type) in self.functions
-        op = None if own else foreign_op_of(node, self.opset, self.avoided)
+        op = None if own else foreign_op_of(node, self.opset, self.avoided | self._lacking_ops(node))
         if op is None:
             if _is_unknown_norm(node) and not own:
                 self._leave_node(
@@ -67,14 +73,14 @@ class _ForeignExpander:
             else:
                 self.nodes.append(node)
             return
-        writer = ExpansionWriter(node, self.opset, self.types, self.taken)
+        writer = ExpansionWriter(node, self.opset, self.types, self.taken, self.written_opset)
         try:
             _require_expandable(op, node, self.opset)
             op.expand(writer, attributes_of(node))
             strange = set(node.output) - {"", *(o for n in writer.nodes for o in n.output)}
             if strange:
                 raise RefusedError(f"it has no output {min(strange)!r}")
-            certificate = prove_expansion(self.memo, op, writer, self.types)
+            proof = prove_expansion(self.memo, op, writer, self.types)
         except RefusedError as e:
             self._leave_node(node, _make_finding(node, op.row.kind, "refused", f"{_op_text(node)}: {e}"))
             return
@@ -84,6 +90,7 @@ class _ForeignExpander:
                 _make_finding(node, op.row.kind, "refused", f"{_op_text(node)} can't be read: {type(e).__name__}: {e}"),
             )
             return
+        certificate = proof.certificate
         if not certificate:
             known = certificate.why not in NOT_KNOWN
             if known:
@@ -106,8 +113,32 @@ class _ForeignExpander:
             notes=writer.notes,
         )
         self.read.expansions.append(
-            ForeignNode(finding, frozenset(node.input), frozenset(o for n in writer.nodes for o in n.output))
+            ForeignNode(
+                finding,
+                frozenset(node.input),
+                frozenset(o for n in writer.nodes for o in n.output),
+                Expansion(
+                    op,
+                    node,
+                    self.opset,
+                    self.written_opset,
+                    writer.nodes,
+                    writer.initializers,
+                    [self.constants[i] for i in dict.fromkeys(node.input) if i in self.constants],
+                    proof,
+                    self.types,
+                ),
+            )
         )
+
+    def _lacking_ops(self, node: onnx.NodeProto) -> set[str]:
+        """Return a node's op if it is a standard norm that the written opset does not have, or not for its type."""
+        row = STANDARD.get(node.op_type) if is_standard(node) and node.input else None
+        if row is None:
+            return set()
+        is_bfloat16 = self.types[node.input[0]][0] == onnx.TensorProto.BFLOAT16
+        is_lacking = row.first_opset("bfloat16" if is_bfloat16 else "") > self.written_opset
+        return {node.op_type} if is_lacking and self.written_opset < self.opset else set()
 
     def _leave_node(self, node: onnx.NodeProto, finding: Finding) -> None:
         self.nodes.append(node)
@@ -115,22 +146,25 @@ class _ForeignExpander:
 
 
 def standardize_foreign_norms(
-    proto: onnx.ModelProto, avoided: frozenset[str] = frozenset()
+    proto: onnx.ModelProto, avoided: frozenset[str] = frozenset(), written_opset: int | None = None
 ) -> tuple[onnx.ModelProto, ForeignNorms]:
     """Write the foreign norms of ``proto`` as standard nodes, including those in bodies and functions.
 
     Args:
         avoided: standard norm ops that become several nodes too, because the target does not run them.
+        written_opset: opset of the written nodes, for a file that `normdeploy.graphs.opset_lowering` lowers to it
+            afterwards. Standard norm ops that it lacks become several nodes too. None for the file's opset.
 
     Returns:
         a copy, or ``proto`` itself if it has no foreign norms; and the findings.
     """
     read = ForeignNorms()
-    if not any(_looks_foreign(n, opset, avoided) for n, opset in nodes_with_opsets(proto)):
+    if written_opset is None and not any(_looks_foreign(n, opset, avoided) for n, opset in nodes_with_opsets(proto)):
         return proto, read
-    out = _standardize_graph(proto, set(), read, avoided)
+    wanted = _WantedForms(avoided, written_opset)
+    out = _standardize_graph(proto, set(), read, wanted)
     for function in open_functions(out):
-        _standardize_subgraph(function, set(), read, avoided)
+        _standardize_subgraph(function, set(), read, wanted)
     for function, reason in closed_functions(out):
         _leave_function(function, reason, read)
     if not read.expansions:
@@ -143,8 +177,16 @@ def standardize_foreign_norms(
     return out, read
 
 
+@dataclass(frozen=True)
+class _WantedForms:
+    """Arguments of `standardize_foreign_norms`."""
+
+    avoided: frozenset[str]
+    written_opset: int | None
+
+
 def _standardize_graph(
-    proto: onnx.ModelProto, around: set[str], read: ForeignNorms, avoided: frozenset[str]
+    proto: onnx.ModelProto, around: set[str], read: ForeignNorms, wanted: _WantedForms
 ) -> onnx.ModelProto:
     """Copy ``proto``, and write the foreign norms of its graph and bodies as standard nodes."""
     opset = default_domain_opset(proto)
@@ -152,7 +194,9 @@ def _standardize_graph(
     taken = {*around, *all_names(proto.graph)}
     functions_of = frozenset((f.domain, f.name) for f in proto.functions)
     known = {v.name for v in (*proto.graph.value_info, *proto.graph.output)}
-    work = _ForeignExpander(opset, types, taken, functions_of, known, read, avoided)
+    written = opset if wanted.written_opset is None else wanted.written_opset
+    constants = constant_tensors(proto.graph)
+    work = _ForeignExpander(opset, types, taken, functions_of, known, constants, read, wanted.avoided, written)
     for node in proto.graph.node:
         work.take_node(node)
     out = onnx.ModelProto()
@@ -167,17 +211,21 @@ def _standardize_graph(
     out.graph.initializer.extend(work.initializers)
     out.graph.value_info.extend(work.value_info)
     for body in body_subgraphs(out):
-        _standardize_subgraph(body, taken, read, avoided)
+        _standardize_subgraph(body, taken, read, wanted)
     return out
 
 
-def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms, avoided: frozenset[str]) -> None:
+def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms, wanted: _WantedForms) -> None:
     """Standardize a body or function, and add its findings with their location."""
     inside = ForeignNorms()
-    out = _standardize_graph(nested.model, around, inside, avoided)
+    out = _standardize_graph(nested.model, around, inside, wanted)
     if inside.expansions:
         nested.put_back(out)
-    read.expansions += [replace(e, finding=_with_location(e.finding, nested)) for e in inside.expansions]
+    for e in inside.expansions:
+        assert e.expansion is not None
+        place = "; ".join(filter(None, (nested.place, e.expansion.place)))
+        located = replace(e.expansion, place=place)
+        read.expansions.append(replace(e, finding=_with_location(e.finding, nested), expansion=located))
     read.left += [replace(f, finding=_with_location(f.finding, nested)) for f in inside.left]
 
 

@@ -56,13 +56,13 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
             raise GraphError(f"{_describe_missing(node)}; the file is not valid ONNX, and no runtime can run it")
     if fuse == "portable":
         if others:
-            return _inline_functions(proto, others, ())
+            return inline_functions(proto, others)
         return proto
     opset = default_domain_opset(proto)
     bodies = _function_bodies(_fully_called_ops(calls), opset, ours)
     closed = ours | {(f.domain, f.name) for f in bodies}
     if closed:
-        return _inline_functions(proto, closed, bodies)
+        return inline_functions(proto, closed, bodies)
     return proto
 
 
@@ -111,7 +111,7 @@ def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onn
         function.name = node.op_type = f"{row.op}WrittenOut"
         functions[function.domain, function.name] = function
     if functions:
-        return _inline_functions(proto, functions.keys(), functions.values())
+        return inline_functions(proto, functions.keys(), functions.values())
     return proto
 
 
@@ -183,10 +183,13 @@ def _function_meaning(function: onnx.FunctionProto) -> list[object]:
     return [*steps, [numbers.get(o) for o in function.output]]
 
 
-def _inline_functions(
-    proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.FunctionProto]
+def inline_functions(
+    proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.FunctionProto] = ()
 ) -> onnx.ModelProto:
-    """Return a copy of ``proto`` with the calls of ``ops`` inlined, from its own functions and ``bodies``."""
+    """Inline the calls of ``ops``, from the functions of the model and from ``bodies``.
+
+    Returns: a changed copy.
+    """
     made = {o: n for n in _function_op_calls(proto) for o in n.output}
     skeleton = _copy_without_weights(proto)
     skeleton.functions.extend(bodies)

@@ -5,11 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import onnx
 
 from ..errors import GraphError
 from ..norms.third_party import is_managed_op
-from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import (
+    FunctionKey,
+    attribute_value,
+    function_key,
+    functions_by_key,
+    iter_bodies,
+    iter_subgraphs,
+)
 from .dims import Dims, Type
 
 # Lowest IR version in which an initializer need not be a graph input.
@@ -242,3 +251,25 @@ def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, li
     del opened.graph.initializer[:]
     opened.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in listed)
     return opened, defaults
+
+
+def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return the constants of a graph: initializers that are not inputs, and Constant nodes.
+
+    Returns: tensors by name.
+    """
+    fed = {i.name for i in graph.input}
+    constants = {t.name: t for t in graph.initializer if t.name not in fed}
+    for node in graph.node:
+        if node.op_type == "Constant" and is_standard(node):
+            value = attribute_value(node, "value")
+            for name in ("value_int", "value_ints"):
+                numbers = attribute_value(node, name)
+                if numbers is not None:
+                    value = onnx.numpy_helper.from_array(np.array(numbers, np.int64))
+            if value is not None:
+                named = onnx.TensorProto()
+                named.CopyFrom(value)
+                named.name = node.output[0]
+                constants[named.name] = named
+    return constants

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from ..storage.onnx_domains import is_standard
 from .dims import Dims, Types
 from .proto_queries import single_use_symbols, value_info_type
 
@@ -26,8 +27,16 @@ def infer_types(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None =
     Returns: types by tensor name.
     """
     types = Types({t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer})
-    types.update(stated_types(infer_graph(proto, nodes)))
+    inferable = [_with_inferred_result(n) for n in (proto.graph.node if nodes is None else nodes)]
+    types.update(stated_types(infer_graph(proto, inferable)))
     return types
+
+
+def _with_inferred_result(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return a node whose result onnx (1.23) infers: it infers nothing for GroupNormalization."""
+    if node.op_type != "GroupNormalization" or not is_standard(node) or not node.input:
+        return node
+    return onnx.helper.make_node("Identity", node.input[:1], node.output[:1])
 
 
 def infer_graph(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.GraphProto:

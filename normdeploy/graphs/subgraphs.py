@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import FunctionKey, attribute_graphs, attribute_value, functions_by_key
 from .dims import Dims, Type, Types
-from .proto_queries import called_functions, captured_names, value_info_type
+from .proto_queries import called_functions, captured_names, constant_tensors, value_info_type
 from .shape_inference import infer_types
 
 
@@ -56,7 +55,8 @@ def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
     holders = [n for n in proto.graph.node if any(attribute_graphs(a) for a in n.attribute)]
     if not holders:
         return
-    around = _Surroundings(proto, infer_types(proto), _constant_tensors(proto), functions_by_key(proto))
+    constants = {t.name: t for t in proto.graph.initializer} | constant_tensors(proto.graph)
+    around = _Surroundings(proto, infer_types(proto), constants, functions_by_key(proto))
     for node in holders:
         for attribute in node.attribute:
             for i, body in enumerate(attribute_graphs(attribute)):
@@ -64,17 +64,6 @@ def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
                 given = _body_input_types(around, node, body)
                 place = f"{which} of {node.op_type} {node.name or node.output[0]!r}"
                 yield _make_body_subgraph(around, body, place, given)
-
-
-def _constant_tensors(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Return the initializers and the tensors of Constant nodes by name."""
-    constants = {t.name: t for t in proto.graph.initializer}
-    for node in proto.graph.node:
-        if node.op_type == "Constant" and is_standard(node):
-            value = attribute_value(node, "value")
-            if value is not None:
-                constants[node.output[0]] = value
-    return constants
 
 
 def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str, given: Types) -> Subgraph:

@@ -66,20 +66,30 @@ def _newer_tensor_types(proto: onnx.ModelProto) -> dict[str, int]:
 
 def _oldest_opset_for_node(node: onnx.NodeProto, types: Mapping[str, int], opset: int) -> int | None:
     """Return the oldest opset from ``opset`` on in which a node supports its types; None if there is none."""
-    given = _onnx_type_names(node.input, types)
-    made = _onnx_type_names(node.output, types)
+    given = onnx_type_names(node.input, types)
+    made = onnx_type_names(node.output, types)
     if not is_standard(node) or not (any(given) or any(made)):
         return opset
-    return next((v for v in range(opset, NEWEST + 1) if _schema_allows(node.op_type, v, given, made)), None)
+    return next((v for v in range(opset, NEWEST + 1) if schema_allows_types(node.op_type, v, given, made)), None)
 
 
-def _onnx_type_names(names: Sequence[str], types: Mapping[str, int]) -> tuple[str, ...]:
-    """Return ONNX's names of the types, "" for an older type."""
+def onnx_type_names(names: Sequence[str], types: Mapping[str, int]) -> tuple[str, ...]:
+    """Return ONNX's names of the types, such as "tensor(float)".
+
+    Returns: one name for each tensor; "" for a tensor whose type ``types`` does not have.
+    """
     return tuple(f"tensor({TensorProto.DataType.Name(types[name]).lower()})" if name in types else "" for name in names)
 
 
 @lru_cache(maxsize=4096)
-def _schema_allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str, ...]) -> bool:
+def schema_allows_types(op: str, opset: int, given: tuple[str, ...], made: tuple[str, ...]) -> bool:
+    """Return whether an op accepts and computes tensors of these types at an opset.
+
+    Args:
+        given, made: types of the inputs and outputs, as in `onnx_type_names`.
+
+    Returns: True also if the opset does not have the op.
+    """
     if not onnx.defs.has(op, max_inclusive_version=opset, domain=""):
         return True
     schema = onnx.defs.get_schema(op, opset)

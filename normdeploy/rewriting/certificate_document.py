@@ -507,10 +507,11 @@ def _exact_epsilons(record: RewriteRecord) -> dict[str, Fraction] | None:
     return found
 
 
-def _describe_dims(name: str, dims: Sequence[int | str | None] | None) -> list[Any] | None:
+def _describe_dims(name: str, dims: Sequence[int | str | Size | None] | None) -> list[Any] | None:
     if dims is None:
         return None
-    return [_describe_size(dim_size(d, f"{name}:{i}")) for i, d in enumerate(dims)]
+    sizes = [d if isinstance(d, Size) else dim_size(d, f"{name}:{i}") for i, d in enumerate(dims)]
+    return [_describe_size(size) for size in sizes]
 
 
 def _describe_size(size: Size) -> Any:

@@ -18,8 +18,7 @@ import onnx
 
 from ..contrib.foreign_findings import merge_foreign_findings
 from ..contrib.name_clashes import rename_clashing_functions
-from ..contrib.standardization import standardize_foreign_norms
-from ..errors import CertificateError
+from ..errors import CertificateError, GraphError
 from ..findings.records import Finding, Summary
 from ..graphs.function_ops import attach_functions, inline_unwanted_functions, may_use_function_ops
 from ..graphs.graph import Graph
@@ -43,6 +42,7 @@ from ..storage.shared_weights import Weights
 from ..storage.weight_serialization import share_large_weights
 from ..types import Progress
 from . import int32_codes, transform_table
+from .opset_change import change_opset
 from .proved_nodes import NodeSeal, require_sealed
 from .rewrite_ledger import RewriteOptions, RewriteStep, undone_finding
 from .rewriter import Rewriter
@@ -217,10 +217,12 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
         proto = int32_codes.replace_int32_codes(proto)
     proto, shadows = rename_clashing_functions(proto)
     inlined = inline_unwanted_functions(remove_omitted_inputs(proto), wanted.fuse)
-    proto, foreign = standardize_foreign_norms(inlined, wanted.avoided)
+    proto, foreign = change_opset(inlined, wanted)
     work, out = _rewrite_file(proto, wanted)
     # A written node, such as an activation, may support the file's type only in a newer opset.
     work.opset = max(work.opset, oldest_opset_for_types(out))
+    if wanted.opset is not None and work.opset > wanted.opset:
+        raise GraphError(f"the file needs opset {work.opset}, not {wanted.opset}, because of its dtypes")
     if ops_needing_conversion(out, work.opset):
         # The ops of an old file must be converted to the new opset first. Then the norms are found again.
         try:
@@ -243,12 +245,15 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
         f"the file has a function named {name!r}; in the rewritten file, it would be confused with the ONNX "
         "op of that name; rename the function"
     )
+    if wanted.opset is not None:
+        raise GraphError(f"the file can't be written at opset {wanted.opset}: {reason}")
     work.findings = [
         replace(f, status="refused", reason=reason, became="", nodes_left=None, written=()) if _is_written(f) else f
         for f in work.findings
     ]
     work.taken = []
     if wanted.recorder is not None:
+        wanted.recorder.start_file((), default_domain_opset(source), default_domain_opset(source))
         wanted.recorder.start_pass(default_domain_opset(source))
     work.gross = {}
     work.seals = []

@@ -49,6 +49,7 @@ class RewriteOptions:
     Attributes:
         runtime: selects among equal standard forms.
         fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm.
+        opset: opset of the result; None for the file's own opset, or a newer one that a norm's node needs.
         limit: highest opset of the result.
         avoided: standard norm ops that the target does not run. They are not written, and existing nodes of these ops
             become several nodes.
@@ -68,6 +69,7 @@ class RewriteOptions:
 
     runtime: str = "any"
     fuse: str = "standard"
+    opset: int | None = None
     limit: int = NEWEST
     avoided: frozenset[str] = frozenset()
     unraised: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,12 @@ import onnx
 
 from ..findings.records import Certificate
 from ..graphs.dims import Dims
+from ..graphs.symbolic_sizes import Size
 from ..proof.identity_check import Identity
 from .expression_nodes import ExpressionRecord
+
+# Opset at which the form of reductions and of Split changes
+FORMS = 18
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,13 @@ class RecordedLeaf:
 
     Attributes:
         dtype: name of the element type; "" if it is unknown.
-        dims: sizes, names of dims, or None; None for an unknown rank.
+        dims: sizes, names of dims, or None for each axis; None for an unknown rank.
         only_shape: True if the nodes read only the shape.
     """
 
     name: str
     dtype: str
-    dims: Dims | None
+    dims: Dims | tuple[Size, ...] | None
     only_shape: bool = False
 
 
@@ -119,13 +123,35 @@ class RewriteRecorder:
 
     Attributes:
         records: the rewrites.
-        opset: opset of the file that the pass rewrote.
+        opset: opset of the file before the first of them.
+        changes: records of the change of the opset before the pass.
+        source_opset: opset of the file before these.
+        written_opset: opset of the nodes that these wrote.
     """
 
     records: list[RewriteRecord] = field(default_factory=list)
     opset: int = 0
+    changes: Sequence[RewriteRecord] = ()
+    source_opset: int = 0
+    written_opset: int = 0
+
+    def start_file(self, changes: Sequence[RewriteRecord], source_opset: int, opset: int) -> None:
+        """Remember how the file was changed before a pass.
+
+        Args:
+            source_opset: opset of the file before ``changes``.
+            opset: opset of the nodes that ``changes`` wrote.
+        """
+        self.changes = changes
+        self.source_opset = source_opset
+        self.written_opset = opset
 
     def start_pass(self, opset: int) -> None:
         """Forget the records of an earlier pass, which was repeated."""
         self.records.clear()
-        self.opset = opset
+        if self.changes and (opset < FORMS) == (self.written_opset < FORMS):
+            self.records.extend(self.changes)
+            self.opset = self.source_opset
+        else:
+            # Conversions of a whole file are not recorded, so nothing before one of them is.
+            self.opset = opset

@@ -109,7 +109,7 @@ def test_export_opset_that_no_runtime_loads_is_refused_or_noted(tmp_path: Path) 
 
 
 def test_export_unknown_opset_is_refused() -> None:
-    with pytest.raises(InputError, match="opset 29 can't be exported; choose one of 18 to 28"):
+    with pytest.raises(InputError, match="opset 29 can't be written; choose one of 13 to 28"):
         normdeploy.export(net(), torch.ones(2, 4), opset=29)
 
 

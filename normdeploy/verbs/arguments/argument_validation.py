@@ -168,7 +168,7 @@ def _normalize_option(name: str, value: Any) -> Any:
             raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(
-            f"opset {value!r} can't be exported; choose one of {OPSETS.start} to {OPSETS.stop - 1} (the"
+            f"opset {value!r} can't be written; choose one of {OPSETS.start} to {OPSETS.stop - 1} (the"
             " default, 21, runs in every runtime)"
         )
     if name in _LEAST and value is not None and (type(value) is not int or value < _LEAST[name]):

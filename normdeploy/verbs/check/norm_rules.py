@@ -175,7 +175,7 @@ RULES = (
     Rule(
         "unsupported-opset",
         "The file's opset is newer than those that the target reads.",
-        "Export with `--opset`, or with `--for`. Checked only with `--target`.",
+        "Lower the file with `optimize --opset` or `optimize --for`. Checked only with `--target`.",
     ),
     Rule(
         "unknown-support",

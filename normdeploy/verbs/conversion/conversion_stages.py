@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from ...compare.policy import Policy
-from ...errors import GraphError, InputError
+from ...errors import ExportError, GraphError, InputError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
@@ -20,7 +20,8 @@ from ...image_input import ImageInput
 from ...inputs.image_dataset import Preprocessing
 from ...log import log_norms
 from ...model import InputSpec
-from ...option_values import TENSORRT
+from ...option_values import TENSORRT, TORCH_OPSETS
+from ...ort_sessions.opset_limits import describe_unloadable_opset
 from ...ort_sessions.session import open_session
 from ...precision import half_conversion as half
 from ...precision.half_blocks import find_requested_nodes
@@ -30,7 +31,7 @@ from ...quantization.measured_half import write_half_by_metric
 from ...quantization.quantization_request import QuantizationRequest
 from ...quantization.quantizer import quantize_model, recorded_or_declared_inputs
 from ...quantization.sample_split import SampleSplit, split_samples
-from ...rewriting import norm_optimizer, rewrite_rollback
+from ...rewriting import norm_optimizer, opset_change, rewrite_rollback
 from ...rewriting.certificate_document import certificate_bytes
 from ...rewriting.model_comparison import KnownRun
 from ...rewriting.rewrite_ledger import RewriteOptions, RewriteStep
@@ -142,19 +143,21 @@ class Conversion:
         """
         return []
 
-    def set_wanted(self, weights: Weights, *, attentions: bool, opset: int) -> None:
+    def set_wanted(self, weights: Weights, *, attentions: bool, opset: int, stated: int | None = None) -> None:
         """Set the options of the rewrites.
 
         Args:
             weights: the model's large weights.
             attentions: also fuse attentions.
             opset: opset of the file before the rewrites.
+            stated: opset to which the file is lowered or raised before the rewrites; None to keep it.
         """
         self.wanted = RewriteOptions(
             self.target,
             # `join_ops` writes normdeploy's own ops into a quantized file later, after quantization.
             "standard" if self.wish is not None else self.options.fuse,
-            limit=self._opset_limit(opset),
+            opset=stated,
+            limit=stated or self._opset_limit(opset),
             avoided=self.forms.avoided,
             attentions=attentions,
             rows=not self.options.dynamic,
@@ -307,6 +310,43 @@ def compare_models(
     )
     conversion.notes += notes
     return proto
+
+
+def require_loadable_opset(conversion: Conversion) -> None:
+    """Refuse an opset that the installed libraries can't write or load, before any work.
+
+    Raises:
+        ExportError: onnx or onnxruntime is older than the opset.
+    """
+    opset = getattr(conversion.options, "opset", None)
+    if opset is None or opset in TORCH_OPSETS:
+        return
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise ExportError(
+            f"opset {opset} can't be written: the installed onnx {onnx.__version__} has opsets up to {newest}; install "
+            f"a newer onnx, or pass --opset {newest}"
+        )
+    unloadable = describe_unloadable_opset(opset)
+    if unloadable and conversion.options.runtime not in TENSORRT:
+        raise ExportError(
+            f"a file of opset {opset} would not run, so nothing was written: {unloadable}. Pass an older --opset, or "
+            "--runtime tensorrt if onnxruntime does not have to run the file"
+        )
+
+
+def require_stated_opset(conversion: Conversion) -> None:
+    """Require the opset that the user stated. A norm never raises it, but a dtype may need a newer one.
+
+    Raises:
+        ExportError: the file needs a newer opset.
+    """
+    stated = getattr(conversion.options, "opset", None) or conversion.wanted.opset
+    if stated is not None and conversion.summary.opset > stated:
+        raise ExportError(
+            f"the file needs opset {conversion.summary.opset}, not {stated}, because of its dtypes; pass --opset"
+            f" {conversion.summary.opset}, or omit --opset"
+        )
 
 
 def require_proofs(conversion: Conversion) -> None:
@@ -525,7 +565,7 @@ def _compare_with_original(
         return norm_optimizer.optimize_with_steps(model, replace(wanted, progress=None, undone=undone))
 
     return rewrite_rollback.roll_back_differences(
-        model,
+        opset_change.write_out_newer_ops(model, wanted),
         inputs,
         optimize_without_undone,
         made,

@@ -24,7 +24,7 @@ from ...loading.huggingface_tasks import find_task
 from ...loading.image_programs import with_image_inputs
 from ...loading.in_place_writes import buffer_write_notes, input_write_notes
 from ...model import LoadedModel, ModelSignature
-from ...option_values import DEFAULT_OPSET, TENSORRT, TORCH_OPSETS
+from ...option_values import DEFAULT_OPSET, TORCH_OPSETS
 from ...ort_sessions.opset_limits import describe_unloadable_opset
 from ...rewriting import attention_fusion, rewrite_rollback
 from ...runtimes import ort_loadability
@@ -48,7 +48,9 @@ from ..conversion.conversion_stages import (
     describe_source,
     fuse_norms,
     image_notes,
+    require_loadable_opset,
     require_options,
+    require_stated_opset,
     run_stages,
     unmeasured_forms_note,
     write_certificate,
@@ -105,8 +107,9 @@ def export(call: ExportCall) -> ExportResult:
         output: path of the ONNX file; None returns the model in memory only.
         input_names, output_names: names of all inputs and of all outputs of the file, in their order, as for
             ``torch.onnx.export``. None keeps the model's names.
-        opset: 18 to 28. A norm whose node needs a newer opset gets another form, or stays as it is. None means 21, or a
-            newer opset if the node of a norm needs it. Opsets above 25 are reached by converting torch's file.
+        opset: 13 to 28. A norm whose node needs a newer opset gets another form, or stays as it is. None means 21, or a
+            newer opset if the node of a norm needs it. Opsets below 18 and above 25 are reached by converting torch's
+            file.
         target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
             It chooses ``runtime`` and the newest opset. Norm ops that the target does not run are not written.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
@@ -204,33 +207,15 @@ class ExportConversion(Conversion):
 # ------------------------------------------------------------------ stages, in their order
 
 
-def require_loadable_opset(export: ExportConversion) -> None:
-    """Refuse an opset that the installed libraries can't write or load, before any work.
-
-    Raises:
-        ExportError: onnx or onnxruntime is older than the opset.
-    """
-    opset = export.options.opset
-    if opset is None or opset in TORCH_OPSETS:
-        return
-    newest = onnx.defs.onnx_opset_version()
-    if opset > newest:
-        raise ExportError(
-            f"opset {opset} can't be written: the installed onnx {onnx.__version__} has opsets up to {newest}; install "
-            f"a newer onnx, or pass --opset {newest}"
+def note_unchecked_opset(export: ExportConversion) -> None:
+    """Note that onnxruntime can't run the result, if it does not load the opset."""
+    opset = export.options.opset or 0
+    unloadable = describe_unloadable_opset(opset) if opset >= TORCH_OPSETS.stop else ""
+    if unloadable:
+        export.notes.append(
+            f"the file was checked at opset {TORCH_OPSETS.stop - 1} and then converted: {unloadable}, so the result was"
+            " not run"
         )
-    unloadable = describe_unloadable_opset(opset)
-    if not unloadable:
-        return
-    if export.options.runtime not in TENSORRT:
-        raise ExportError(
-            f"a file of opset {opset} would not run, so nothing was written: {unloadable}. Pass an older --opset, or "
-            "--runtime tensorrt if onnxruntime does not have to run the file"
-        )
-    export.notes.append(
-        f"the file was checked at opset {TORCH_OPSETS.stop - 1} and then converted: {unloadable}, so the result was "
-        "not run"
-    )
 
 
 def load_model(export: ExportConversion) -> None:
@@ -244,7 +229,7 @@ def trace_model(export: ExportConversion) -> None:
     assert export.model is not None
     export.proto, weights = export_without_weights(
         export.model,
-        opset=min(call.opset or DEFAULT_OPSET, TORCH_OPSETS.stop - 1),
+        opset=max(TORCH_OPSETS.start, min(call.opset or DEFAULT_OPSET, TORCH_OPSETS.stop - 1)),
         custom_translation_table=call.custom_translation_table,
         progress=call.progress,
     )
@@ -256,6 +241,7 @@ def trace_model(export: ExportConversion) -> None:
         weights,
         attentions=call.precision is None and opset >= attention_fusion.OPSET,
         opset=default_domain_opset(export.proto),
+        stated=call.opset if opset < TORCH_OPSETS.start else None,
     )
 
 
@@ -331,7 +317,7 @@ def raise_opset(export: ExportConversion) -> None:
         ExportError: a node can't be converted.
     """
     opset = export.options.opset
-    if opset is None or opset in TORCH_OPSETS:
+    if opset is None or opset < TORCH_OPSETS.stop:
         return
     try:
         export.proto = convert_to_opset(export.proto, opset)
@@ -340,20 +326,6 @@ def raise_opset(export: ExportConversion) -> None:
             f"the file can't be converted to opset {opset}: {error}; pass --opset {TORCH_OPSETS.stop - 1}"
         ) from error
     export.summary = replace(export.summary, opset=opset)
-
-
-def require_stated_opset(export: ExportConversion) -> None:
-    """Require the opset that the user stated. A norm never raises it, but a dtype may need a newer one.
-
-    Raises:
-        ExportError: the file needs a newer opset.
-    """
-    stated = export.options.opset
-    if stated is not None and export.summary.opset > stated:
-        raise ExportError(
-            f"the file needs opset {export.summary.opset}, not {stated}, because of its dtypes; pass --opset"
-            f" {export.summary.opset}, or omit --opset"
-        )
 
 
 def add_record(export: ExportConversion) -> None:
@@ -413,6 +385,7 @@ def note_the_rest(export: ExportConversion) -> None:
 STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(require_options),
     ConversionStage(require_loadable_opset),
+    ConversionStage(note_unchecked_opset),
     ConversionStage(load_model, "load", details=describe_source),
     ConversionStage(trace_model, "export"),
     ConversionStage(run_reference, "reference"),

@@ -13,7 +13,7 @@ class OpsetOptions:
     """Option for the opset of an exported file."""
 
     opset: int | None = option_field(
-        None, "--opset", "Opset, 18 to 28; it is not raised. Default: 21, or higher if a norm needs it."
+        None, "--opset", "Opset, 13 to 28; it is not raised. Default: 21, or higher if a norm needs it."
     )
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import onnx
 
-from ...errors import GraphError, InputError
+from ...errors import GraphError
 from ...graphs import simplification as cleaner
 from ...graphs.image_nodes import insert_image_nodes
 from ...graphs.shape_inference import ShapeContradiction, drop_contradictions
@@ -43,7 +43,9 @@ from ..conversion.conversion_stages import (
     describe_source,
     fuse_norms,
     image_notes,
+    require_loadable_opset,
     require_options,
+    require_stated_opset,
     run_stages,
     unmeasured_forms_note,
     write_certificate,
@@ -94,8 +96,11 @@ def optimize(call: OptimizeCall) -> ExportResult:
             ``source``.
         runtime: runtime that the forms of norms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
             "openvino", "tensorrt" or "tensorrt-rtx".
+        opset: 13 to 28. The file is lowered or raised to this opset. Norms whose node needs a newer opset become
+            several nodes. None means the file's opset, or a newer one if the node of a norm needs it.
         target: runtime that can't run here (`normdeploy.runtimes.target_support`), such as "nnapi" or "tensorrt-10.9".
-            It chooses ``runtime``. Norm ops that the target does not run become several nodes.
+            It chooses ``runtime``. Norm ops that the target does not run become several nodes. If the target does not
+            read the file's opset, the file is lowered.
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
             onnxruntime's documentation, not measurements.
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
@@ -126,11 +131,13 @@ def optimize(call: OptimizeCall) -> ExportResult:
         The model or its path, a finding for each normalization, notes and timings.
 
     Raises:
-        GraphError: the file is broken or not ONNX; or onnxruntime can't load the result, or fails on all inputs that
-            were tried. Failures of onnxruntime are accepted if ``runtime`` is a TensorRT runtime, or if only ops of
-            another library are missing. They are also accepted if only CPU kernels are missing and the provider is
-            "cuda" or ``runtime`` is "any".
+        GraphError: the file is broken or not ONNX; a node has no equal form in ``opset``; or onnxruntime can't load the
+            result, or fails on all inputs that were tried. Failures of onnxruntime are accepted if ``runtime`` is a
+            TensorRT runtime, or if only ops of another library are missing. They are also accepted if only CPU kernels
+            are missing and the provider is "cuda" or ``runtime`` is "any".
         InputError: the calibration samples or the dims do not fit the model, or ``target`` can't be held.
+        ExportError: the file needs a newer opset than ``opset`` because of its dtypes, or onnxruntime does not load
+            ``opset``.
         CertificateError: ``strict`` is set and a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
@@ -188,8 +195,8 @@ def load_file(optimization: OptimizeConversion) -> None:
     proto, weights = share_large_weights(call.read_model())
     optimization.contradictions = drop_contradictions(proto)
     opset = default_domain_opset(proto)
-    _require_readable_opset(call, opset)
-    optimization.set_wanted(weights, attentions=call.precision is None, opset=opset)
+    stated = _stated_opset(call, opset)
+    optimization.set_wanted(weights, attentions=call.precision is None, opset=opset, stated=stated)
     optimization.signed = _find_vouched_modules(proto, call.source)
     inputs, optimization.hints = input_ranges.resolve_input_ranges(proto, _read_recorded_inputs(proto, call), call.dims)
     if call.inputs:
@@ -222,18 +229,12 @@ def _prepare_images(optimization: OptimizeConversion, proto: onnx.ModelProto) ->
     return insert_image_nodes(proto, images, present)
 
 
-def _require_readable_opset(call: OptimizeCall, opset: int) -> None:
-    """Refuse a file whose opset the target does not read, because optimize can't lower it.
-
-    Raises:
-        InputError: the file's opset is too new.
-    """
+def _stated_opset(call: OptimizeCall, opset: int) -> int | None:
+    """Return the opset that the user or the target requires, or None to keep the file's opset, ``opset``."""
     newest = None if call.target is None else find_target(call.target).opsets[1]
-    if newest is not None and opset > newest:
-        raise InputError(
-            f"the file has opset {opset}, and the target {call.target!r} reads opsets up to {newest}; export the model"
-            f" with opset {newest}"
-        )
+    if call.opset is None and newest is not None and opset > newest:
+        return newest
+    return call.opset
 
 
 def clean_up(optimization: OptimizeConversion) -> None:
@@ -300,12 +301,14 @@ def sign_result(optimization: OptimizeConversion) -> None:
 
 STAGES: tuple[ConversionStage[OptimizeConversion], ...] = (
     ConversionStage(require_options),
+    ConversionStage(require_loadable_opset),
     ConversionStage(load_file, "load", details=describe_source),
     ConversionStage(fuse_norms, "norms"),
     ConversionStage(clean_up, "simplify"),
     ConversionStage(compare_rewritten, "compare"),
     ConversionStage(add_file_notes),
     *LOWERING,
+    ConversionStage(require_stated_opset),
     ConversionStage(amend_record),
     ConversionStage(write_file, "write", Conversion.is_written),
     ConversionStage(write_certificate, "certificate", Conversion.is_certified),

@@ -22,6 +22,12 @@ class OptimizeOptions(ConversionOptions, ImageInputOptions):
     simplify: bool = option_field(
         True, "--no-simplify", "Rewrite only norms. Leave all other nodes unchanged.", negated=True
     )
+    opset: int | None = option_field(
+        None,
+        "--opset",
+        "Opset of the result, 13 to 28. The file is lowered or raised to it. Default: the file's opset, or higher if a"
+        " norm needs it.",
+    )
     trust: bool = option_field(False, "--trust-remote-code", "Run the code of the function that --preprocess names.")
     inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")
     dims: Sequence[str] = repeat_option_field(LoadingOptions, "dims")

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from .field_run import ConcreteGraph, Trace, plain_attributes
-from .field_values import Field, Value
+from .field_values import Approx, Field, Value
 from .op_call import Call
 from .residues import Array
 
@@ -57,12 +57,18 @@ class _Stored:
 
 
 def match_constants(
-    point: Field, graph: ConcreteGraph, trace: Trace, other: Trace, candidates: list[Value]
+    point: Field,
+    graph: ConcreteGraph,
+    trace: Trace,
+    other_graph: ConcreteGraph,
+    other: Trace,
+    candidates: list[Value],
 ) -> dict[str, tuple[Value, RoundedConstant]]:
     """Propose exact values for the stored constants of ``graph`` that the other graph does not store.
 
-    A constant may also be a multiple of a constant of the other graph. The multipliers are √c and 1/√c for each ratio c
-    of two arguments of roots. For each number n of terms of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
+    A float32 constant may be a float64 constant of the other graph. A constant may also be a multiple of a constant of
+    the other graph. The multipliers are √c and 1/√c for each ratio c of two arguments of roots. For each number n of
+    terms of a sum, they are n, 1/n, n/(n - 1) and (n - 1)/n.
 
     Args:
         trace: evaluation of ``graph``.
@@ -81,9 +87,13 @@ def match_constants(
     for _, value in _stored_floats(other):
         factors.setdefault(value.size, []).append(value)
     multipliers = list(_multipliers(call))
+    doubles = list(_stored_doubles(other_graph, other))
     matched = {}
     for stored in _constants_without_counterpart(point, graph, trace, other):
-        options = _best(call, stored, by_size.get(stored.core.size, []))
+        same = by_size.get(stored.core.size, [])
+        if stored.dtype == "float32":
+            same = [*same, *(value for value in doubles if value.size == stored.core.size)]
+        options = _best(call, stored, same)
         if options is None and multipliers:
             several = [*factors.get(stored.core.size, []), *by_size.get(stored.core.size, [])]
             options = _best(call, stored, list(_multiples(call, stored, several, multipliers)))
@@ -99,6 +109,14 @@ def _constants_without_counterpart(point: Field, graph: ConcreteGraph, trace: Tr
             continue
         assert value.stored is not None
         yield _Stored(name, value, _without_repetitions(value.stored), _stored_type(name, graph, value.stored))
+
+
+def _stored_doubles(graph: ConcreteGraph, trace: Trace) -> Iterator[Value]:
+    """Yield the stored constants of a graph in float64."""
+    for name, value in _stored_floats(trace):
+        assert value.stored is not None
+        if _stored_type(name, graph, value.stored) == "float64":
+            yield value
 
 
 def _stored_floats(trace: Trace) -> Iterator[tuple[str, Value]]:
@@ -152,7 +170,7 @@ def _best(call: Call, stored: _Stored, candidates: list[Value]) -> tuple[Value, 
     best: tuple[Value, RoundedConstant] | None = None
     for candidate in candidates:
         for arranged in _arrangements(call, candidate, stored.core.shape):
-            rounded = _compare(stored.name, stored.core, stored.dtype, arranged)
+            rounded = _compare(stored.name, stored.core, stored.dtype, call.field.approx(arranged))
             if rounded is not None and (best is None or rounded.ulps < best[1].ulps):
                 best = arranged, rounded
     if best is None:
@@ -188,7 +206,7 @@ def match_epsilons(
                 if not 0 < ratio.numerator <= max(_MOST, ratio.denominator + 1):
                     continue
                 exact = call.multiply(call.number(number), point.fraction(ratio))
-                rounded = _compare(f"epsilon {epsilon:.9g}", np.array(epsilon), "float32", exact)
+                rounded = _compare(f"epsilon {epsilon:.9g}", np.array(epsilon), "float32", point.approx(exact))
                 if rounded is not None and (best is None or rounded.ulps < best[1].ulps):
                     best = exact, rounded
         if best is not None:
@@ -205,13 +223,12 @@ def _epsilons(graph: ConcreteGraph) -> set[float]:
     return found - {0.0}
 
 
-def _compare(name: str, stored: Array, dtype: str, exact: Value) -> RoundedConstant | None:
+def _compare(name: str, stored: Array, dtype: str, approx: Approx | None) -> RoundedConstant | None:
     """Compare stored numbers with the exact numbers that they may be rounded from.
 
     Returns:
         the difference; None if rounding does not explain it.
     """
-    approx = exact.approx
     if approx is None:
         return None
     numbers = stored.astype(np.float64)

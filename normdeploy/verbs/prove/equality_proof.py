@@ -111,7 +111,14 @@ class Comparison:
         for _ in range(_PASSES):
             self.point.exact_numbers = self.epsilons[other]
             candidates = fold_neighbors(self.point, self.graphs[other], self.traces[other])
-            found = match_constants(self.point, self.graphs[side], self.traces[side], self.traces[other], candidates)
+            found = match_constants(
+                self.point,
+                self.graphs[side],
+                self.traces[side],
+                self.graphs[other],
+                self.traces[other],
+                candidates,
+            )
             if not found:
                 break
             for name, (value, rounded) in found.items():

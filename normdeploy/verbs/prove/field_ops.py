@@ -106,7 +106,7 @@ TABLE: dict[str, Op] = {
     "Atanh": limited_op("Atanh"),
     **{
         op: unary_op(op)
-        for op in ("Erf", "Tanh", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Softsign", "Sign", "Mish")
+        for op in ("Erf", "Tanh", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Softsign", "Sign")
     },
     "Floor": floor_op("Floor", np.floor),
     "Ceil": floor_op("Ceil", np.ceil),

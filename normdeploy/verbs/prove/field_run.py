@@ -305,6 +305,8 @@ def _evaluate_body(
         known = {name: value for name, value in given.items() if value is not None}
         results = _with_types(filled, known, results, {}, version)
         given.update(zip(inner.output, results, strict=False))
+        # Another file may store a number such as the √2 of Gelu.
+        point.body_constants.update((point.digest(x), x) for x in results if x.approx is not None and x.stored is None)
     made = [given.get(name) for name in body.output[: len(node.output)]]
     if any(x is None for x in made):
         raise NotEvaluated("its definition leaves out an output")

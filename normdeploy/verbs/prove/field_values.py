@@ -317,6 +317,7 @@ class Field:
         extrema: largest and smallest elements along axes, by the digests of these values.
         constant_rows: digest of a condition → rows that are constant wherever the condition is true.
         counts: numbers of terms of sums over fixed sizes.
+        body_constants: exact constants inside the functions that define ops, by digest.
         exact_numbers: exact values of epsilons that the file under evaluation stores rounded, by the stored number.
         exact_casts: types of the Casts of the node under evaluation that would round but were exact.
     """
@@ -349,6 +350,7 @@ class Field:
         self.extrema: dict[bytes, Extremum] = {}
         self.constant_rows: dict[bytes, tuple[Extremum, ...]] = {}
         self.counts: set[int] = set()
+        self.body_constants: dict[bytes, Value] = {}
         self.facts = Facts()
         self.safe = Facts()
         self.limits: set[tuple[Size, int]] = set()

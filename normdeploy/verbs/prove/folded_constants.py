@@ -112,6 +112,7 @@ def fold_neighbors(point: Field, graph: ConcreteGraph, trace: Trace) -> list[Val
     """
     folder = _Folder(point)
     folder.found += [x for x in trace.values.values() if x.approx is not None and x.stored is None]
+    folder.found += point.body_constants.values()
     for node in graph.nodes:
         if node.domain not in STANDARD or not node.output:
             continue

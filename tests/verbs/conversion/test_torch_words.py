@@ -80,7 +80,7 @@ def test_a_renamed_file_verifies_against_the_saved_program(
         ({"opset_version": 20, "opset": 21}, "opset_version and opset are the same argument; pass only opset"),
         ({"dtype": "fp16", "precision": "fp16"}, "pass only precision"),
         ({"trust_remote_code": True, "trust": False}, "pass only trust"),
-        ({"opset_version": 5}, "opset 5 can't be exported"),
+        ({"opset_version": 5}, "opset 5 can't be written"),
         ({"input_names": ["p"]}, "input_names has 1 names, but the model has 2 inputs (x, y)"),
         ({"input_names": "pq"}, "pass a list of names"),
         ({"input_names": ["p", "p"]}, "two inputs the name 'p'"),

@@ -222,3 +222,31 @@ def test_find_difference_of_rounding_errors_at_zeros_is_none() -> None:
     pair = pair_files(OpenFile(first, "A"), OpenFile(second, "B"), {})
     assert find_difference(pair, [{}]).shown is None
     assert prove(first, second).verdict is Verdict.EQUAL
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(1e-5, Verdict.ROUNDED), (1.1e-5, Verdict.DIFFERENT)])
+def test_float64_constant_in_float32_is_rounded(value: float, verdict: Verdict) -> None:
+    body = "w = Cast <to = 11> (x) q = Mul(w, w) e = Add(q, eps) r = Sqrt(e) y = Cast <to = 1> (r)"
+    wide = model(body)
+    wide.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1e-5), "eps"))
+    narrow = model("q = Mul(x, x) e = Add(q, eps) y = Sqrt(e)", eps=value)
+    assert prove(wide, narrow).verdict is verdict
+
+
+def test_mish_is_its_function_body() -> None:
+    assert prove(model("y = Mish(x)"), model("s = Softplus(x) t = Tanh(s) y = Mul(x, t)")).verdict is Verdict.EQUAL
+
+
+def test_gelu_after_a_group_norm_is_evaluated() -> None:
+    body = "g = GroupNormalization <num_groups = 3> (x, gamma, gamma) y = Gelu(g)"
+    files = [model(body, opset=opset, gamma=np.array([1.0, 2.0, 3.0])) for opset in (21, 22)]
+    named = files[1].graph.node[0]
+    named.output[0] = files[1].graph.node[1].input[0] = "h"
+    assert prove(*files).verdict is Verdict.EQUAL
+
+
+@pytest.mark.parametrize(("root", "verdict"), [(np.sqrt(2.0), Verdict.ROUNDED), (1.4143, Verdict.DIFFERENT)])
+def test_gelu_in_simple_ops_is_equal_up_to_its_stored_root(root: float, verdict: Verdict) -> None:
+    body = "d = Div(x, root) e = Erf(d) s = Add(e, one) h = Mul(half, x) y = Mul(h, s)"
+    by_hand = model(body, root=np.array(root), one=np.array(1.0), half=np.array(0.5))
+    assert prove(model("y = Gelu(x)", opset=20), by_hand).verdict is verdict
