@@ -48,8 +48,8 @@ from .perturbed_model import FLOATING, PATIENCE, PerturbableModel, short_error_m
 _BARE = (1, 7, 33)
 # Seconds for all runs at larger sizes than the first. The time of a run is predicted from the smaller sizes
 _SECONDS = 1.0
-# A first run that takes fewer seconds is repeated, because a session's first run takes longer than later runs. At larger
-# sizes, inputs near thresholds are run if all their runs take fewer seconds
+# A first run that takes fewer seconds is repeated, because a session's first run takes longer than later runs.
+# At larger sizes, inputs near thresholds are run if all their runs take fewer seconds
 _QUICK = 0.1
 # Minimum seconds before a run at a larger size is terminated, whatever the smaller sizes predict
 _LATER = 3.0
