@@ -37,7 +37,14 @@ from .channel_views import (
     views_above,
     views_below,
 )
-from .constant_linear import ConstantLinear, absorb_added_bias, channel_vector, constant_linear_of, is_representable
+from .constant_linear import (
+    ConstantLinear,
+    absorb_added_bias,
+    channel_vector,
+    constant_linear_of,
+    is_representable,
+    title_of,
+)
 from .fold_expressions import FoldExpressions, FoldShare
 
 # A tensor of the graph, and the nodes that will produce it
@@ -349,6 +356,9 @@ def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
     reading = value_readers(graph, t)
     if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
         return Refusal("it is not followed by exactly one linear op", affine.y.name, kind=RefusalKind.NO_LINEAR_OP)
+    # Large weights are not read in vain.
+    if reading[0].op == "Conv" and reading[0].inputs[0] is t and not views and _varies_by_place(graph, affine):
+        return _by_place_refusal(affine, title_of(reading[0]))
     linear = constant_linear_of(graph, reading[0])
     if isinstance(linear, Refusal):
         none = linear.kind is RefusalKind.NO_LINEAR_OP
@@ -361,10 +371,22 @@ def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
     scale = input_channel_vector(graph, affine.scale, affine.y, t, linear)
     shift = input_channel_vector(graph, affine.shift, affine.y, t, linear)
     if scale is None or shift is None:
-        return Refusal(
-            f"its scale or shift varies along more axes than the input channels of {linear.title}", affine.y.name
-        )
+        return _by_place_refusal(affine, linear.title)
     return _NextLinear(linear, views, scale, shift)
+
+
+def _varies_by_place(graph: Graph, affine: AffineChain) -> bool:
+    """Return True if a scale or shift of a convolution's input varies along another axis than its channels."""
+    shape = graph.shape(affine.y)
+    if shape is None:
+        return False
+    parts = (affine.scale, affine.shift)
+    return any(n > 1 and len(shape) - part.ndim + axis != 1 for part in parts for axis, n in enumerate(part.shape))
+
+
+def _by_place_refusal(affine: AffineChain, title: str) -> Refusal:
+    reason = f"its scale or shift varies along more axes than the input channels of {title}"
+    return Refusal(reason, affine.y.name)
 
 
 def _fold_next_linear(

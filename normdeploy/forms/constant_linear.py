@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..graphs.exact_constants import min_and_max
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, RefusalKind
 from ..storage.onnx_domains import is_standard
@@ -57,10 +58,7 @@ class ConstantLinear:
     @property
     def title(self) -> str:
         """Return op and name of the node for messages, with a note if another node reads the same weight."""
-        if self.node.name:
-            name = f"{self.node.op} {self.node.name!r}"
-        else:
-            name = self.node.op
+        name = title_of(self.node)
         if self.shared > 1:
             return f"{name} (its own copy of a weight that {self.shared} nodes share)"
         return name
@@ -244,6 +242,13 @@ class ConstantLinear:
         return [graph.make_node(self.node.op, inputs, like, self.attrs)]
 
 
+def title_of(node: gs.Node) -> str:
+    """Return op and name of a node for messages."""
+    if node.name:
+        return f"{node.op} {node.name!r}"
+    return node.op
+
+
 def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | Refusal:
     """Read ``node`` as a linear op whose weight and bias are constants.
 
@@ -255,7 +260,7 @@ def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | R
             "not a linear op", node.outputs[0].name if node is not None else "", kind=RefusalKind.NO_LINEAR_OP
         )
     out = node.outputs[0].name
-    title = f"{node.op} {node.name!r}" if node.name else node.op
+    title = title_of(node)
     if graph.is_constant(node.inputs[1]) and not graph.is_constant(node.inputs[0]):
         weight = 1
     elif node.op == "MatMul" and graph.is_constant(node.inputs[0]) and not graph.is_constant(node.inputs[1]):
@@ -334,7 +339,7 @@ def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
     # The largest rounding error of a subnormal is half the smallest subnormal. Relative to ``least``, this error is
     # 2⁻⁸, the unit roundoff of bfloat16.
     least = 2.0**7 * float(limits.smallest_subnormal)
-    largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]
+    largest = [max(high, -low) for low, high in map(min_and_max, values)]
     return all(m == 0 or least <= m <= float(limits.max) for m in largest)
 
 

@@ -46,6 +46,8 @@ class ExactConstants:
         if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
             part = _rounding_remainder(exact.reshape(-1), rounded.reshape(-1))
             if part is not None:
+                # `is_rounded_value` relies on the elements.
+                rounded.setflags(write=False)
                 self._parts[id(stored)] = rounded, part.reshape(exact.shape)
                 return
         self._whole[id(stored)] = exact
@@ -90,6 +92,14 @@ class ExactConstants:
             whole = value.reshape(-1)
             for places in cache_sized_slices(whole.size):
                 yield places, whole[places]
+
+    def is_rounded_value(self, stored: gs.Constant) -> bool:
+        """Return True if the elements are known to be the exact value rounded once, so that no check is needed.
+
+        A remainder is kept only if each element is the rounded value, and the elements can't be written since.
+        """
+        known = self._parts.get(id(stored))
+        return known is not None and known[0] is stored.values
 
     def shape(self, key: int) -> tuple[int, ...]:
         """Return the shape of a stored constant."""
@@ -136,3 +146,17 @@ def cache_sized_slices(size: int) -> Iterator[slice]:
     Returns: an iterator over slices of at most 2**14 elements.
     """
     return (slice(start, start + _PIECE) for start in range(0, size, _PIECE))
+
+
+def min_and_max(array: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest element.
+
+    The array is processed in pieces, so that the second pass over a piece finds it in the processor's cache.
+
+    Returns: NaN twice if any element is NaN; 1 twice for an empty array.
+    """
+    if not array.size:
+        return 1.0, 1.0
+    flat = array.reshape(-1)
+    bounds = [(flat[places].min(), flat[places].max()) for places in cache_sized_slices(array.size)]
+    return float(np.min([low for low, _ in bounds])), float(np.max([high for _, high in bounds]))

@@ -128,6 +128,12 @@ class Region:
         """
         return self.template_with_names({})
 
+    @cached_property
+    def is_determined_by_template(self) -> bool:
+        """Return True if regions with the same template compute the same function: no constant is larger."""
+        constants = [t for node in self.nodes for t in node.inputs if not t.is_empty() and self.graph.is_constant(t)]
+        return not any(_is_left_out_of_template(self.graph, t) for t in constants)
+
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
         """Build the `template`, and replace certain dims of leaves and of floating constants by names.
 
@@ -174,7 +180,7 @@ def _attribute_template(value: object) -> object:
 
 def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
     """Return a constant's part of a template."""
-    if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":
+    if _is_large_float(t):
         # The values are not part of the template, so the large constant is not read.
         return (named(t.shape), t.dtype.str, None)
     value = stored_array(t) if isinstance(t, gs.Constant) else graph.known_value(t)
@@ -183,6 +189,19 @@ def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[obj
     if value.dtype.kind in "iub":
         return (value.shape, value.dtype.str, value.tobytes())
     return (named(value.shape), value.dtype.str, value.tobytes() if value.size <= _SMALL else None)
+
+
+def _is_large_float(t: gs.Tensor) -> bool:
+    """Return True for a stored float constant of more than `_SMALL` elements."""
+    return isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
+
+
+def _is_left_out_of_template(graph: Graph, t: gs.Tensor) -> bool:
+    """Return True if the template of a constant does not hold its values."""
+    if isinstance(t, gs.Constant) and not _is_large_float(t) and math.prod(t.shape) <= _SMALL:
+        return False
+    value = None if _is_large_float(t) else graph.known_value(t)
+    return value is None or (value.size > _SMALL and value.dtype.kind not in "iub")
 
 
 class BoundRegion:

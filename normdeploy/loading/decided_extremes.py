@@ -143,10 +143,22 @@ def _bound(env: ShapeEnv, expression: sympy.Expr, least: Mapping[sympy.Basic, in
     Args:
         least: smallest size of a symbol; all other sizes of inputs may be 0.
     """
-    ranges = {}
-    for symbol in expression.free_symbols:
+    ranges = []
+    for symbol in sorted(expression.free_symbols, key=str):
         known = env.var_to_range.get(symbol, ValueRanges.unknown_int())
         # Only the sizes of inputs are never negative.
         lower = (least or {}).get(symbol, 0) if symbol in env.var_to_sources else min(0, known.lower)
-        ranges[symbol] = ValueRanges(lower, known.upper)
-    return bound_sympy(expression, ranges)
+        ranges.append((symbol, lower, known.upper))
+    return _bound_in_ranges(expression, tuple(ranges))
+
+
+@functools.lru_cache(maxsize=2**14)
+def _bound_in_ranges(
+    expression: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, sympy.Expr, sympy.Expr], ...]
+) -> ValueRanges[Any]:
+    """Bound an expression. torch asks for the same sizes again and again.
+
+    Args:
+        ranges: each symbol with its smallest and its largest value.
+    """
+    return bound_sympy(expression, {symbol: ValueRanges(lower, upper) for symbol, lower, upper in ranges})

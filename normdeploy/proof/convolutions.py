@@ -171,6 +171,13 @@ def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], att
         for atom in tap:
             m.plan.sum_over(atom)
         axis = _ConvolvedAxis(_tap_attributes(attrs, i, rank), source, places, tap, kernel[i])
+        if not m.draws.turn and not m.plan.displaced and not transposed and _copies_axis(m, axis):
+            f = _split_places_and_taps(m, _flatten_slots(m, f, slots, source), slots.start, places, tap)
+            if a is not None:
+                a = _split_places_and_taps(m, _flatten_slots(m, a, slots, source), slots.start, places, tap)
+            axes[3 + i] = places
+            taps.append(tap)
+            continue
         if m.plan.displaced and not transposed and _auto_pad(attrs) == "NOTSET":
             index, exact, real = _displacement_map(m, axis, exactly=a is not None)
         else:
@@ -193,6 +200,15 @@ def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], att
     made = Value((*axes, *taps), a, f, x.data, degree=degree, sized=x.sized, sums=x.sums)
     made.fixed = _fixed_input_axes(x, tuple(axes), rank)
     return made
+
+
+def _copies_axis(m: ProofInterpreter, axis: _ConvolvedAxis) -> bool:
+    """Return True if each place of the output reads the same place of the input, so that G is the identity."""
+    stride, _, _, begin, end, *_ = axis.attributes
+    alone = axis.kernel.constant_value == 1 and stride == 1 and not begin and not end
+    return alone and [m.plan.point_count(atom) for atom in axis.source] == [
+        m.plan.point_count(atom) for atom in axis.places
+    ]
 
 
 def _axis_slots(axes: list[Atoms], axis: int) -> range:

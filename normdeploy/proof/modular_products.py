@@ -23,8 +23,10 @@ _LONGEST = 2**20
 # Widest prime in bits for digits. Their cost grows with the square of the width, and Python integers are faster beyond
 # this.
 _WIDEST = 512
-# Number of multiplications below which Python integers are faster than digits
-_FEW = 2000
+# Cost of a matrix product, in units of a product of Python integers: of an element of the result that is put together
+# from digits, and of an element of a factor that is split into digits
+_JOINED = 22
+_SPLIT = 5
 # Number of float products from which BLAS is used. For fewer products, the check for NaN and the new layout cost too
 # much.
 _MANY = 2**24
@@ -112,7 +114,8 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
     """
     (rows, inner), columns = a.shape, b.shape[1]
     digits = -(-p.bit_length() // _DIGIT)
-    if rows * inner * columns < _FEW or inner >= _LONGEST or p.bit_length() > _WIDEST:
+    by_digits = _JOINED * rows * columns + _SPLIT * inner * (rows + columns)
+    if rows * inner * columns < by_digits or inner >= _LONGEST or p.bit_length() > _WIDEST:
         return np.asarray(np.dot(a, b) % p, dtype=object)
     right = _split_digits(b, p, digits).reshape(inner, columns * digits)
     out = np.empty((rows, columns), dtype=object)

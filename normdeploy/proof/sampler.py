@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graphs.exact_constants import cache_sized_slices
+from ..graphs.exact_constants import min_and_max
 from ..graphs.symbolic_sizes import AxisSize, Size
 from .axis_plan import Axes, AxisPlan
 from .degree import Degree
@@ -102,7 +102,7 @@ class StoredConstant:
         self.half = half
         self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
         self.rest = rest
-        low, high = _min_and_max(array)
+        low, high = min_and_max(array)
         self.finite = math.isfinite(low) and math.isfinite(high)
         self.uniform = low == high and (rest is None or bool((rest == rest.reshape(-1)[0]).all()))
         self.nonzero = low > 0 or high < 0 or bool((array != 0).all())
@@ -175,18 +175,6 @@ def _repeats(array: Array, axis: int, length: int) -> bool:
     return all(
         np.array_equal(rows[start : start + length], rows[:length]) for start in range(length, len(rows), length)
     )
-
-
-def _min_and_max(array: Array) -> tuple[float, float]:
-    """Return the smallest and the largest element; NaN if any element is NaN.
-
-    The array is processed in pieces, so that the second pass over a piece finds it in the processor's cache.
-    """
-    if not array.size:
-        return 1.0, 1.0
-    flat = array.reshape(-1)
-    bounds = [(flat[places].min(), flat[places].max()) for places in cache_sized_slices(array.size)]
-    return float(np.min([low for low, _ in bounds])), float(np.max([high for _, high in bounds]))
 
 
 def compare_contents(constants: Iterable[StoredConstant]) -> None:

@@ -311,9 +311,10 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
             break
         added = scale * deviation * (1.0 / ratio - 1.0)
         epsilon = float(np.median(added))
-        if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
+        # float64 resolves such an epsilon. If it varies, a smaller scale shows no other function.
+        if epsilon > 1e-3 * scale:
             outside = replace(fitted, epsilon=epsilon, denominator=Denominator.EPSILON_OUTSIDE_ROOT)
-            if not _differs_on_fresh_input(ask, outside):
+            if np.ptp(added) <= 1e-6 * np.abs(added).max() and not _differs_on_fresh_input(ask, outside):
                 return outside
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3

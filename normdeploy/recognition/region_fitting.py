@@ -31,14 +31,26 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
         the norm, or a rejected reading with the reason.
     """
     graph = region.graph
+    template = region.template
+    like = graph.memo.get(template)
+    if isinstance(like, RejectedReading):
+        return replace(like, tensor=region.y.name, region=region)
+    guess = norm_like_other(region, like) if isinstance(like, Norm) else None
+    if guess is not None:
+        return guess
+    reading = _measure_region(region, shape, dtype)
+    if isinstance(reading, Norm) or region.is_determined_by_template:
+        graph.memo[template] = reading
+    return reading
+
+
+def _measure_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | RejectedReading:
+    """Read the norm from results of the region."""
+    graph = region.graph
     fits: list[NormFit] = []
     given: list[list[np.ndarray]] = []
     refusal = RejectedReading("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
     template = region.template
-    like = graph.memo.get(template)
-    guess = norm_like_other(region, like) if isinstance(like, Norm) else None
-    if guess is not None:
-        return guess
     for bound, size in bound_regions(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
@@ -76,7 +88,6 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
         return RejectedReading(norm.reason, norm.tensor, region=region, fit=fits[0])
     if unbiased is not None:
         norm = replace(norm, ddof=1)
-    graph.memo[template] = norm
     return norm
 
 
@@ -92,6 +103,9 @@ def norm_like_other(region: Region, other: Norm) -> Norm | None:
         return None
     params: list[MeasuredParameter | None] = []
     for param in (other.gamma, other.beta):
+        if region.is_determined_by_template and (param is None or param.tensor is None):
+            params.append(param)
+            continue
         if param is not None:
             tensor = param.tensor
         else:

@@ -139,8 +139,18 @@ def _fold_proposal(
         unproved=lambda failure: unproved_finding(_fold_finding(graph, chain, target, "undone"), failure),
         expressions=form.expressions,
         trial=fold_trial_maker(form.windows, chain.dtype),
+        kind=_trial_kind(chain, form),
         stored=lambda proposal: _as_stored_in_file(graph, form, proposal, written=target.wanted.census and bool(why)),
     )
+
+
+def _trial_kind(chain: AffineChain, form: batch_norm.AffineFold) -> tuple[object, ...]:
+    """Return a key that is equal for folds that run the same kernels.
+
+    Such folds differ only in sizes and in constants, whose effect on the accuracy `drop_costly_fold` measures.
+    """
+    shares = [(share.side, share.linear.node.op, share.linear.w.ndim, share.linear.groups > 1) for share in form.shares]
+    return "fold", chain.dtype.name, tuple(node.op for node in chain.nodes), tuple(shares)
 
 
 def _as_stored_in_file(graph: Graph, form: batch_norm.AffineFold, proposal: Proposal, *, written: bool) -> Proposal:

@@ -354,16 +354,17 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
     for row in rows:
         o = row.output
         w = row.weights.reshape(-1)
-        # A filter of zeros returns its bias for any x.
-        size = float(w @ w) or 1.0
+        # A filter of zeros returns its bias for any x. The threads of BLAS would cost more than they save.
+        size = float(np.square(w).sum()) or 1.0
         noise = normal_numbers(_DRAWS * w.size).reshape(_DRAWS, w.size)
         x = round_to_dtype(noise * (spread[o] / np.sqrt(size)) + w * ((mean[o] - bias[o]) / size), dtype)
         folded = (
             round_to_dtype(w * share.scale[o], dtype),
             round_to_dtype(share.scale[o] * bias[o] + share.shift[o], dtype),
         )
-        exact[:, share.start + o] = x @ w + bias[o]
-        before[:, share.start + o] = sum_products(linear, x * w, bias[o], dtype)
+        products = x * w
+        exact[:, share.start + o] = products.sum(axis=1) + bias[o]
+        before[:, share.start + o] = sum_products(linear, products, bias[o], dtype)
         after[:, share.start + o] = sum_products(linear, x * folded[0], folded[1], dtype)
         # If the rows come from several matrices of one MatMul, each matrix is judged alone.
         if np.count_nonzero(channels == o) > 1:
@@ -457,12 +458,15 @@ def _unit(dtype: np.dtype) -> float:
 
 
 _NORMAL = np.random.default_rng(23).standard_normal(_POOL)
+_NORMAL.setflags(write=False)
 
 
 def normal_numbers(count: int) -> np.ndarray:
     """Return standard normal numbers from a fixed pool, because drawing new numbers would take most of the time.
 
     Returns:
-        (count,), the same numbers in each call.
+        (count,), the same numbers in each call. Up to `_POOL` numbers are a view of the pool.
     """
+    if count <= _POOL:
+        return _NORMAL[:count]
     return np.resize(_NORMAL, count)

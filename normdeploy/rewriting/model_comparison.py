@@ -48,7 +48,8 @@ from .perturbed_model import FLOATING, PATIENCE, PerturbableModel, short_error_m
 _BARE = (1, 7, 33)
 # Seconds for all runs at larger sizes than the first. The time of a run is predicted from the smaller sizes
 _SECONDS = 1.0
-# A first run that takes fewer seconds is repeated, because a session's first run takes longer than later runs
+# A first run that takes fewer seconds is repeated, because a session's first run takes longer than later runs.
+# At larger sizes, inputs near thresholds are run if all their runs take fewer seconds
 _QUICK = 0.1
 # Minimum seconds before a run at a larger size is terminated, whatever the smaller sizes predict
 _LATER = 3.0
@@ -292,7 +293,7 @@ class BaselineModel:
                 seen = BaselineRun(dict(sizes), known.feeds, known.outputs, still, known=known, has_run=False)
                 seen.may_run = elements <= _LARGEST and spent + needed <= _SECONDS
                 self._seen.append(seen)
-                if _SECONDS - spent > 2 * needed:
+                if 2 * needed <= min(_QUICK, _SECONDS - spent):
                     spent += self._run_at_thresholds(sizes, number, budget=_SECONDS - spent, pace=needed / _RUNS)
                 continue
             try:
@@ -323,7 +324,7 @@ class BaselineModel:
             paces.append((elements, seconds))
             still = [_zero_movement(value) for value in outputs]
             self._seen.append(BaselineRun(dict(sizes), feeds, outputs, still, known=known))
-            if not paces[:-1] or _SECONDS - spent > 2 * needed:
+            if not paces[:-1] or 2 * needed <= min(_QUICK, _SECONDS - spent):
                 spent += self._run_at_thresholds(sizes, number, budget=_SECONDS - spent, pace=seconds)
         if not self._seen:
             raise _NotComparable(f"the model can't be run at any of the sizes tried: {'; '.join(missing)}")

@@ -100,7 +100,7 @@ class Proposal:
         partly_hidden: leaves for which the transform showed that no row consists of -Inf only.
         opset: lowest opset that has the nodes.
         trial: builds the onnxruntime trial from (rewrites, unique number of the trial).
-        kind: key that is equal for proposals that differ only in gamma and beta; only a few trials of one kind are run.
+        kind: key that is equal for proposals that run the same kernels; only a few trials of one kind are run.
         only_for_speed: True if the rewrite concerns no norm and is made for speed alone. It is taken back if it costs
             accuracy.
         revised_entries: norms whose findings the rewrite changes. The rewrite then has no separate finding.

@@ -286,7 +286,7 @@ class RewriteLedger:
         for entry in others:
             entry.finding = rounding_verdicts.copy_verdict(entry.finding, likes[0].finding)
             if bad is not None:
-                why = f"{bad.reason} (measured on {bad.tensor!r}, which differs only in gamma and beta)"
+                why = f"{bad.reason} (measured on {bad.tensor!r}, which runs the same kernels)"
                 self.gross |= {step: undone_finding(entry.finding, why) for step in entry.steps}
 
 

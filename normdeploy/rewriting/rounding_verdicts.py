@@ -45,7 +45,7 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase
 
 BATCH = 64
-# Maximum number of norms that are run, of norms that differ only in gamma and beta
+# Maximum number of rewrites that are run, of those that run the same kernels
 OF_A_KIND = 8
 # Factor by which a gross error exceeds the allowed error
 GROSS = 16
@@ -330,7 +330,7 @@ def _constant_initializer(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.Tenso
 
 
 def copy_verdict(finding: Finding, first: Finding) -> Finding:
-    """Copy the verdict of ``first`` to a finding that differs only in gamma and beta and was not run.
+    """Copy the verdict of ``first`` to a finding that runs the same kernels and was not run.
 
     Returns:
         the finding with this verdict and a note of its source.
@@ -339,7 +339,7 @@ def copy_verdict(finding: Finding, first: Finding) -> Finding:
     assert first.certificate is not None
     ran = first.certificate
     if ran.rounding_after is not None:
-        told = f"onnxruntime ran {first.tensor!r}, which differs only in gamma and beta"
+        told = f"onnxruntime ran {first.tensor!r}, which runs the same kernels"
     else:
         told = ran.note
     certificate = replace(

@@ -29,20 +29,50 @@ def elements(shape: tuple[int, ...], p: int, seed: int) -> np.ndarray:
     return made
 
 
-@pytest.mark.parametrize("bits", [160, 161, 400, 700])
-@pytest.mark.parametrize("shape", [(40, 30, 20), (1, 2500, 1), (700, 3, 5), (3, 1, 2)])
-def test_dot(bits: int, shape: tuple[int, int, int]) -> None:
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of elements that were split into digits."""
+    seen: list[int] = []
+    real = modular_products._split_digits
+
+    def watched(a: np.ndarray, p: int, digits: int) -> np.ndarray:
+        seen.append(a.size)
+        return real(a, p, digits)
+
+    monkeypatch.setattr(modular_products, "_split_digits", watched)
+    return seen
+
+
+@pytest.mark.parametrize("bits", [160, 161, 400])
+@pytest.mark.parametrize("shape", [(40, 90, 60), (30, 2500, 20), (300, 60, 40)])
+def test_dot_by_digits(bits: int, shape: tuple[int, int, int], splits: list[int]) -> None:
+    check_dot(bits, shape)
+    assert splits
+
+
+@pytest.mark.parametrize(
+    ("bits", "shape"), [(700, (40, 90, 60)), (160, (1, 2500, 1)), (160, (2880, 4, 12)), (161, (3, 1, 2))]
+)
+def test_dot_by_integers(bits: int, shape: tuple[int, int, int], splits: list[int]) -> None:
+    """Few terms a sum: digits would take several times as long, because each element is put together again."""
+    check_dot(bits, shape)
+    assert not splits
+
+
+def check_dot(bits: int, shape: tuple[int, int, int]) -> None:
+    """Compare with Python's integers."""
     p = make_field(0, bits).p
     rows, inner, columns = shape
     a, b = elements((rows, inner), p, 1), elements((inner, columns), p, 2)
     assert (modular_matmul(a, b, p) == np.dot(a, b) % p).all()
 
 
-def test_dot_of_the_largest_elements() -> None:
+def test_dot_of_the_largest_elements(splits: list[int]) -> None:
     """Sums of digits reach their bound where every element is p − 1."""
     p = make_field(0).p
-    a, b = np.full((2, 4000), p - 1, dtype=object), np.full((4000, 2), p - 1, dtype=object)
+    a, b = np.full((20, 4000), p - 1, dtype=object), np.full((4000, 20), p - 1, dtype=object)
     assert (modular_matmul(a, b, p) == 4000 * (p - 1) ** 2 % p).all()
+    assert splits
 
 
 @pytest.mark.parametrize(

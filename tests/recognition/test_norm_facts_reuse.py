@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
 from normdeploy.recognition import region_fitting
 from normdeploy.recognition.norm_facts import Norm
+from normdeploy.recognition.norm_fit import RejectedReading
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from normdeploy.rewriting.rounding_verdicts import OF_A_KIND
 from tests.support import run_onnxruntime
@@ -92,7 +94,7 @@ def test_likes_have_their_own_gamma_and_beta(guesses: list[bool]) -> None:
     assert [f.proved[-1] for f in summary.findings[:OF_A_KIND]] == ["onnxruntime run"] * OF_A_KIND
     last = summary.findings[-1].certificate
     assert last is not None
-    assert "'n0_y', which differs only in gamma and beta" in last.note
+    assert "'n0_y', which runs the same kernels" in last.note
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,79 @@ def test_what_differs_in_more_is_no_like(second: Kind, guesses: list[bool]) -> N
     assert not any(guesses)
     assert summary.findings[1].epsilon == np.float32(second[2])
     assert summary.findings[1].axes == ((1,) if second[3] == -1 else (0,))
+
+
+PLAIN_ROWS = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    agraph (float[4, 6] x) => (float[4, 6] y)
+    <float eps = {{1e-5}}, float[6] a = {{1, 2, 3, 4, 5, 6}}, float[6] b = {{1, 2, {last}, 4, 5, 6}},
+    int64[1] axis = {{-1}}>
+    {{
+        p = {first}
+        q = ReduceMean(p, axis)
+        w = Add(q, eps)
+        r = Sqrt(w)
+        z = {then}
+        p2 = {second}
+        q2 = ReduceMean(p2, axis)
+        w2 = Add(q2, eps)
+        r2 = Sqrt(w2)
+        y = Div(z, r2)
+    }}"""
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Region]:
+    """Regions that were measured."""
+    seen: list[Region] = []
+    real = region_fitting._measure_region
+
+    def watched(region: Region, *more: Any) -> Norm | RejectedReading:
+        seen.append(region)
+        return real(region, *more)
+
+    monkeypatch.setattr(region_fitting, "_measure_region", watched)
+    return seen
+
+
+def read_both(first: str, second: str, last: int, measured: list[Region]) -> tuple[list[Norm | RejectedReading], int]:
+    """Read two regions, each from a tensor to its quotient.
+
+    Returns: the readings, and how many of the regions were measured.
+    """
+    text = PLAIN_ROWS.format(first=first, then="Div(x, r)", second=second, last=last)
+    graph = Graph(onnx.parser.parse_model(text))
+    tensors = {t.name: t for node in graph.gs.nodes for t in (*node.inputs, *node.outputs)}
+    readings = []
+    for y, x in (("z", "x"), ("y", "z")):
+        region = compile_region(graph, tensors[y], [tensors[x]])
+        assert isinstance(region, Region)
+        readings.append(region_fitting.read_region(region, (4, 6), np.dtype(np.float32)))
+    return readings, len(measured)
+
+
+def test_a_norm_without_parameters_is_measured_once(measured: list[Region]) -> None:
+    (first, second), count = read_both("Mul(x, x)", "Mul(z, z)", 3, measured)
+    assert isinstance(first, Norm)
+    assert isinstance(second, Norm)
+    assert count == 1
+    assert (second.kind, second.epsilon, second.x.name, second.y.name) == (first.kind, first.epsilon, "z", "y")
+
+
+def test_a_refusal_is_measured_once(measured: list[Region]) -> None:
+    """The sum of absolute values is no variance."""
+    (first, second), count = read_both("Abs(x)", "Abs(z)", 3, measured)
+    assert isinstance(first, RejectedReading)
+    assert isinstance(second, RejectedReading)
+    assert count == 1
+    assert (second.reason, second.tensor) == (first.reason, "y")
+
+
+def test_a_refusal_of_other_constants_is_measured_again(measured: list[Region]) -> None:
+    """A template leaves out the elements of a constant with more than 4."""
+    (first, _), count = read_both("Mul(x, a)", "Mul(z, b)", 30, measured)
+    assert isinstance(first, RejectedReading)
+    assert count == 2
 
 
 def template(text: str) -> tuple[object, ...]:
