@@ -18,6 +18,7 @@ ALGEBRAIC = frozenset(
     {
         *("Add", "Concat", "Constant", "ConstantOfShape", "Conv", "ConvTranspose", "Div", "Dropout", "Einsum"),
         *("Expand", "Flatten", "Gemm", "GlobalAveragePool", "Identity", "MatMul", "Mean", "Mul", "Neg", "Pow"),
+        *("Abs", "Clip", "Max", "Min"),
         *("Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Split", "Sqrt"),
         *("Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "SimplifiedLayerNormalization"),
         *(STANDARD_NORMS.keys() - {"LRN", "LpNormalization"}),
@@ -94,6 +95,9 @@ def _iter_undefined_ops(side: RecordedSide, record: RewriteRecord) -> Iterator[s
                 integers.update(node.output)
         elif on_integers and node.input and is_standard(node) and node.op_type != "ConstantOfShape":
             integers.update(node.output)
+        elif node.op_type == "Clip" and node.attribute:
+            # The bounds of opsets before 11 are float32 attributes, which a checker's exact numbers do not meet.
+            yield node.op_type
         elif is_standard(node):
             yield from {node.op_type} - ALGEBRAIC - OPAQUE
         elif (row := function_op_row(node.domain, node.op_type)) is not None:
