@@ -30,8 +30,6 @@ SCHEMA = "normdeploy/rewrites/2"
 
 # Largest number of elements of a constant that is written into the document even if the file has an equal initializer
 _INLINE = 16
-# Ops that keep the elements of their first input, in their order
-_PASSING = frozenset({"Identity", "Cast", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,6 @@ class _Scope:
                 if name not in leaves and name in self.nodes:
                     pending += self.nodes[name].input
         return seen
-
-    def passed_tensors(self, name: str) -> Iterator[str]:
-        """Yield the tensors that have the same elements in the same order, from a tensor's writer on."""
-        while name in self.nodes and self.nodes[name].op_type in _PASSING:
-            name = self.nodes[name].input[0]
-            yield name
 
 
 class _DocumentWriter:
@@ -198,17 +190,16 @@ class _DocumentWriter:
         leaves = {leaf.name for leaf in record.leaves}
         found: dict[int, dict[str, str]] = {}
         for index, scope in enumerate(self._scopes if record.place else self._scopes[:1]):
-            passed = {name: leaf for leaf in leaves for name in scope.passed_tensors(leaf) if name not in leaves}
-            seen = scope.walk(record.after.outputs, leaves)
-            if not seen - leaves <= scope.nodes.keys():
-                seen = scope.walk(record.after.outputs, leaves | passed.keys())
-            replaced = {name: leaf for name, leaf in passed.items() if name in seen}
+            replaced = {}
+            for node in record.after.nodes:
+                theirs = scope.nodes.get(node.proto.output[0])
+                if theirs is not None and theirs.op_type == node.proto.op_type:
+                    pairs = zip(node.proto.input, theirs.input, strict=False)
+                    replaced |= {b: a for a, b in pairs if a != b and a in leaves and b not in leaves}
+            seen = scope.walk(record.after.outputs, leaves | replaced.keys())
             unknown = seen - leaves - replaced.keys() - scope.nodes.keys()
-            gone = leaves - seen - scope.nodes.keys()
-            if len(unknown) == 1 and len(gone) == 1:
-                replaced[unknown.pop()] = gone.pop()
             if not unknown and not replaced.keys() & {*record.after.outputs}:
-                found[index] = replaced
+                found[index] = {name: leaf for name, leaf in replaced.items() if name in seen}
         if len(found) != 1:
             return None, {}
         return next(iter(found.items()))

@@ -17,8 +17,15 @@ from onnx.serialization import registry
 
 import normdeploy
 from normdeploy.rewriting import norm_optimizer
+from normdeploy.rewriting.certificate_document import CertifiedFile, certificate_bytes
 from normdeploy.rewriting.rewrite_ledger import RewriteOptions
-from normdeploy.rewriting.rewrite_records import RewriteRecorder
+from normdeploy.rewriting.rewrite_records import (
+    RecordedLeaf,
+    RecordedNode,
+    RecordedSide,
+    RewriteRecord,
+    RewriteRecorder,
+)
 from normdeploy.storage.file_hash import hash_file
 from tests.planted_certificates import FAULT_NAMES, constant_key, planted_certificates
 
@@ -295,3 +302,16 @@ def test_node_that_reads_only_a_type_follows_its_writer(tmp_path: Path) -> None:
     for node in rewrite["before"]["node"]:
         assert set(node["input"]) <= known
         known |= set(node["output"])
+
+
+def test_leaf_that_the_cleanup_bypassed_is_replaced() -> None:
+    # The other way from the result to a leaf, through t, is not a side of the rewrite.
+    model = onnx.parser.parse_model(f"{HEAD} g (float[3] x) => (float[3] y) {{ t = Neg(x) y = Sum(x, t) }}")
+    sides = []
+    for op in ("Add", "Sum"):
+        node = RecordedNode(onnx.helper.make_node(op, ["x", "clone"], ["y"]), 21)
+        sides.append(RecordedSide((node,), {}, ("y",)))
+    leaves = tuple(RecordedLeaf(name, "float32", (3,)) for name in ("x", "clone"))
+    record = RewriteRecord("", "sums", "y", "Sum", "Sum", leaves, *sides)
+    document = json.loads(certificate_bytes(CertifiedFile(model, "", source_opset=21), [record], []))
+    assert document["rewrites"][0]["replaced"] == {"t": "clone"}
