@@ -190,7 +190,7 @@ class _DocumentWriter:
         leaves = {leaf.name for leaf in record.leaves}
         found: dict[int, dict[str, str]] = {}
         for index, scope in enumerate(self._scopes if record.place else self._scopes[:1]):
-            replaced = {}
+            replaced: dict[str, str] = {}
             for node in record.after.nodes:
                 theirs = scope.nodes.get(node.proto.output[0])
                 if theirs is not None and theirs.op_type == node.proto.op_type:
