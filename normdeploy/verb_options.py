@@ -344,7 +344,7 @@ class CertificateOption:
     certificate: PathLike | None = option_field(
         None,
         "--certificate",
-        "Write a JSON file with both sides of each rewrite, so that another program can check the rewrites without"
+        "Write a JSON file with the nodes before each rewrite, so that another program can check the rewrites without"
         " normdeploy.",
         metavar="C.json",
         type=Path | None,

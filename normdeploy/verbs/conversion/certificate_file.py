@@ -55,7 +55,7 @@ def require_certifiable(certificate: PathLike, options: ConversionOptions, outpu
 def _is_certificate(path: Path) -> bool:
     """Return whether a file begins as a certificate does: its keys are sorted."""
     with path.open("rb") as file:
-        return b'"bounds"' in file.read(_HEAD)
+        return b'"constants"' in file.read(_HEAD)
 
 
 def describe_certified_file(output: PathLike, source: Any, source_opset: int) -> CertifiedFile:

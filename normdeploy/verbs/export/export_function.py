@@ -151,7 +151,7 @@ def export(call: ExportCall) -> ExportResult:
             more than rounding (`verbs.verify.export_check`). False skips this comparison; rewrites are still proved.
         custom_translation_table: torch operator -> onnxscript function, as for ``torch.onnx.export``
             (`normdeploy.translations`).
-        certificate: path of a JSON file with both sides of each rewrite, which another program can check; needs
+        certificate: path of a JSON file with the nodes before each rewrite, which another program can check; needs
             ``output``, and can't be combined with ``precision`` or ``quantize``.
         progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: options for

@@ -122,7 +122,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
         inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values only, ``sr=16000``,
             ``ids=0:30522`` or ``ids=samples.npy`` (the range of the file's values is used). Inputs are generated from
             them for the comparison of the whole model, for half precision and for quantization.
-        certificate: path of a JSON file with both sides of each rewrite, which another program can check; needs
+        certificate: path of a JSON file with the nodes before each rewrite, which another program can check; needs
             ``output``, and can't be combined with ``precision`` or ``quantize``.
         trust: let the module of a ``preprocess`` "MODULE:FUNCTION" run.
         progress: called with (stage, done, total); total is 0 if unknown.

@@ -6,7 +6,7 @@
   README.md              the model card (``normdeploy.verbs.package.model_card``).
   report.json            the report, with the norms and the verdicts on the samples.
   report.html            the same report as a page.
-  certificate.json       both sides of each rewrite, if export or optimize wrote it (--certificate).
+  certificate.json       nodes before each rewrite, if export or optimize wrote it (--certificate).
   certificates/*.json    the proof of each rewrite, from the report of export or optimize.
   samples/*.npz          inputs and expected outputs (``normdeploy.verbs.package.samples``).
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and the kernels compiled from each for this GPU
@@ -270,7 +270,7 @@ def _place_certificate_file(
     if hash_file(onnx_file) != digest:
         return [f"{found.name} was not packaged: the bundle's ONNX file has other bytes"]
     shutil.copyfile(found, folder / CERTIFICATE_FILE)
-    return [f"{CERTIFICATE_FILE} holds both sides of each rewrite, from {found.name}"]
+    return [f"{CERTIFICATE_FILE} holds the nodes before each rewrite, from {found.name}"]
 
 
 def _write_configs(

@@ -121,7 +121,7 @@ def test_bundle_has_certificate_and_recheck_compares_its_hash(source: Path) -> N
     run_optimize(source, "--certificate", str(folder / "c.json"), "--report", str(folder / "r.json"))
     bundle = folder / "bundle"
     made = normdeploy.package(folder / "out.onnx", bundle, feeds=given())
-    assert "certificate.json holds both sides of each rewrite, from c.json" in made.notes
+    assert "certificate.json holds the nodes before each rewrite, from c.json" in made.notes
     copied = bundle / "certificate.json"
     assert copied.read_bytes() == (folder / "c.json").read_bytes()
     copied.write_text(copied.read_text().replace("exact", "EXACT", 1))
