@@ -445,11 +445,11 @@ class Checker:
         self.functions = {(f.domain, f.name): f for f in self.model.functions}
         initializers = {t.name: t for t in self.model.graph.initializer}
         self.scopes = list(scopes_of(opset_of(self.model), self.model.graph.node, initializers))
+        self.bodies = len(self.scopes)
         self.scopes += [scope for f in self.model.functions for scope in scopes_of(opset_of(f), f.node, {})]
         self.counts, self.covered = Counter[str](), set[int]()
         # By scope and name: leaves, and tensors of the model that equal no tensor of the source
-        self.leaves, self.new = set[Any](), set[Any]()
-        self.arrays: dict[str, Array] = {}
+        self.leaves, self.new, self.arrays = set[Any](), set[Any](), dict[str, Array]()
         for digest, entry in raw["constants"].items():
             with located(f"constant {digest}", "constants"):
                 tensor = initializers[entry] if isinstance(entry, str) else from_json(entry, TensorProto())
@@ -513,7 +513,7 @@ class Checker:
         inner = {n: widen(a, exact=True) for n, a in (given | own).items()}
         inner = exact.run(zip(graph.node, opsets, strict=True), inner)
         results = {name: inner[tensor] for name, tensor in rewrite["results"].items()}
-        opset = self.source_opset if index == 0 else scope.opset
+        opset = self.source_opset if index < self.bodies else scope.opset
         sides = [([(n, opset) for n in before.node], given), (nodes, constants | results)]
         wide = [(n, {k: widen(a, exact=evaluator.exact) for k, a in c.items()}) for n, c in sides]
         sizes = Comparison(rewrite["mode"], before, wide, evaluator).check()

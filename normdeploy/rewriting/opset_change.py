@@ -34,7 +34,7 @@ from ..proof.prover import ProofMemo, prove_identity, prove_once
 from ..proof.value import Value
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.shared_weights import tensor_array
-from .certificate_document import ALGEBRAIC
+from .certificate_modes import ALGEBRAIC
 from .rewrite_ledger import RewriteOptions
 from .rewrite_records import FORMS, RecordedConstant, RecordedLeaf, RecordedNode, RecordedSide, RewriteRecord
 
