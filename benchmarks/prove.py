@@ -7,7 +7,9 @@
 ``planted`` draws small graphs, rewrites each without changing its function, plants one fault in the result, and asks
 for a verdict. The truth comes from float64 runs at several sizes. ``tools`` runs optimizers over the
 .onnx files in MODELS (``python -m benchmarks.corpus write MODELS`` makes some) and asks for a verdict on each result.
-Both write JSON into FOLDER. ``table`` writes ``benchmarks/results/prove.md`` from it.
+Both write JSON into FOLDER. ``table`` writes ``benchmarks/results/prove.md`` from it, and from the folder
+``architectures`` in it, whose rows belong to files of torch's exporter (``python -m
+benchmarks.architectures.plain_files`` makes some).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from normdeploy.verbs.prove.counterexamples import find_difference
 from normdeploy.verbs.prove.file_pair import OpenFile, pair_files
 
 RESULTS = Path(__file__).parent / "results" / "prove.md"
+ARCHITECTURES = "Rewrites of tools: architectures, as torch's exporter writes them"
 _HIDDEN = 8
 _CHANNELS = 4
 
@@ -597,9 +600,10 @@ def write_table(folder: Path) -> None:
     file = folder / "planted.json"
     if file.exists():
         lines += _planted_table([Outcome(**row) for row in json.loads(file.read_text())])
-    rows = [ToolRow(**row) for path in sorted(folder.glob("rows-*.json")) for row in json.loads(path.read_text())]
-    if rows:
-        lines += _tool_table(rows)
+    for part, title in ((folder, "Rewrites of tools: the corpus"), (folder / "architectures", ARCHITECTURES)):
+        rows = [ToolRow(**row) for path in sorted(part.glob("rows-*.json")) for row in json.loads(path.read_text())]
+        if rows:
+            lines += _tool_table(title, rows)
     RESULTS.write_text("\n".join(lines) + "\n")
 
 
@@ -645,9 +649,9 @@ def _seeds(outcomes: list[Outcome]) -> str:
     return ", ".join(str(o.seed) for o in outcomes[:20])
 
 
-def _tool_table(rows: list[ToolRow]) -> list[str]:
+def _tool_table(title: str, rows: list[ToolRow]) -> list[str]:
     lines = [
-        "## Rewrites of tools",
+        f"## {title}",
         "",
         "Only files whose ops the tool changed are counted.",
         "",
