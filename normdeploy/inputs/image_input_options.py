@@ -76,6 +76,11 @@ def resolve_image_inputs(
             normalization = _parse_normalization(chosen["normalize"])
             _require_channels(normalization.mean, spec, label)
             image = replace(image, mean=normalization.mean, std=normalization.std, peak=normalization.peak)
+            if not image.mean and image.dtype != UINT8:
+                raise InputError(
+                    f"--normalize {chosen['normalize']}: it states no mean and deviation (do_normalize is false), so"
+                    f" nothing changes for pixels in {image.dtype}; omit it, or also pass --input-type uint8"
+                )
         if image.mean or image.channels_last or image.dtype != spec.dtype:
             images.append(image)
     return tuple(images)
@@ -202,7 +207,13 @@ def _describe_spec(spec: InputSpec) -> str:
 def _require_channels(mean: Sequence[float], spec: InputSpec, label: str) -> None:
     count = len(mean)
     channels = spec.shape[1]
-    if count > 1 and (channels.is_dynamic or channels.opt != count):
+    if count > 1 and channels.is_dynamic:
+        raise InputError(
+            f"the mean has {count} channels, but axis 1 of the input {_describe_spec(spec)} of {label} is the dim"
+            f" {channels.name}, which may have any size from {channels.min} to {channels.max}; give axis 1 the size"
+            f" {count}"
+        )
+    if count > 1 and channels.opt != count:
         raise InputError(
             f"the mean has {count} channels, but the input {_describe_spec(spec)} of {label} has"
             f" {channels.name or channels.opt} on axis 1; pass one number for each channel"

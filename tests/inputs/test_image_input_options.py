@@ -83,6 +83,27 @@ def test_a_config_of_transformers_states_scale_mean_and_deviation(
         assert (image.mean, image.std, image.divisor) == (MEAN, STD, divisor)
 
 
+def test_a_config_that_does_not_normalize_changes_bytes_alone(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_resize": False, "do_normalize": False}))
+    (image,) = resolve(normalize=str(tmp_path), input_type="uint8")
+    assert (image.mean, image.divisor) == ((), 255.0)
+    with pytest.raises(
+        InputError, match=r"states no mean .*nothing changes for pixels in float32; .*--input-type uint8"
+    ):
+        resolve(normalize=str(tmp_path))
+
+
+def test_an_open_number_of_channels_takes_one_number_alone() -> None:
+    axes = (Dim.from_size(1), Dim("c", 1, 3, 4), Dim.from_size(8), Dim.from_size(8))
+    pixels = InputSpec("pixels", "float32", axes)
+    with pytest.raises(
+        InputError, match=r"3 channels, but axis 1 .* is the dim c, .* from 1 to 4; give axis 1 the size 3"
+    ):
+        resolve(pixels, normalize=IMAGENET)
+    (image,) = resolve(pixels, normalize="0.5/0.5")
+    assert image.mean == (0.5,)
+
+
 def test_a_config_of_timm_states_mean_and_deviation(tmp_path: Path) -> None:
     config = {"input_size": [3, 8, 8], "interpolation": "bicubic", "crop_pct": 0.9, "mean": MEAN, "std": STD}
     (tmp_path / "config.json").write_text(json.dumps({"pretrained_cfg": config}))

@@ -6,6 +6,7 @@ follows it, and a note says so. The user's own options for images must agree wit
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from ...types import PathLike
 from ...verb_options import ImageInputOptions
 from .reference_models import Original
 
+# Relative difference of numbers that are equal except for float64's rounding, such as 0.485 · 255 and 123.675
+_ROUNDED = 1e-12
 _CHECK = "to check this claim, pass --normalize, --input-layout or --input-type"
 
 
@@ -109,17 +112,26 @@ def _read_claim(file: PathLike, model: Original) -> _Claim | None:
 
 def _agree(one: Sequence[ImageInput], other: Sequence[ImageInput]) -> bool:
     """Return whether both state the same preparation. The dtype of floats may differ, as in half precision."""
+    ours, theirs = ({image.name: image for image in images} for images in (one, other))
+    return ours.keys() == theirs.keys() and all(_prepare_alike(image, theirs[name]) for name, image in ours.items())
 
-    def comparable(images: Sequence[ImageInput]) -> list[ImageInput]:
-        """Sort the images, and give all floats one dtype.
 
-        Returns:
-            the images.
-        """
-        same = [image if image.dtype == UINT8 else replace(image, dtype="float32") for image in images]
-        return sorted(same, key=lambda image: image.name)
+def _prepare_alike(one: ImageInput, other: ImageInput) -> bool:
+    """Return whether two images are prepared alike. Mean and std may be stated for pixels up to 1 or up to 255."""
+    if (one.dtype == UINT8) != (other.dtype == UINT8) or one.channels_last != other.channels_last:
+        return False
+    pairs = ((one.mean or (0.0,), other.mean or (0.0,)), (one.std or (1.0,), other.std or (1.0,)))
+    for ours, theirs in pairs:
+        # One number holds for all channels.
+        count = max(len(ours), len(theirs))
+        scaled = zip(_repeat(ours, count, one.divisor), _repeat(theirs, count, other.divisor), strict=True)
+        if not all(math.isclose(a, b, rel_tol=_ROUNDED) for a, b in scaled):
+            return False
+    return True
 
-    return comparable(one) == comparable(other)
+
+def _repeat(numbers: Sequence[float], count: int, factor: float) -> list[float]:
+    return [factor * number for number in (numbers if len(numbers) == count else [*numbers] * count)]
 
 
 def _describe_images(images: Sequence[ImageInput]) -> str:

@@ -107,6 +107,15 @@ def test_an_onnx_reference_is_prepared_too(tmp_path: Path) -> None:
         normdeploy.verify(tmp_path / "m.onnx", tmp_path / "plain.onnx")
 
 
+def test_one_normalization_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    """Mean and deviation for pixels up to 1, and the same numbers for pixels up to 255."""
+    net = export_prepared(0, tmp_path / "m.onnx")
+    other = {**CAMERA, "normalize": "123.675,116.28,103.53/58.395,57.12,57.375/255"}
+    assert normdeploy.verify(net, tmp_path / "m.onnx", args=EXAMPLE, seeds=1, **other)
+    with pytest.raises(InputError, match="options state"):
+        normdeploy.verify(net, tmp_path / "m.onnx", args=EXAMPLE, **{**other, "normalize": "124/58/255"})
+
+
 def test_options_that_contradict_the_file_are_an_error_with_both(tmp_path: Path) -> None:
     net = export_prepared(0, tmp_path / "m.onnx")
     with pytest.raises(InputError, match=r"m\.onnx states .*mean 0\.485.*options state .*mean 0\.5,") as error:
