@@ -111,14 +111,14 @@ def find_requested_nodes(view: PrecisionView, patterns: Sequence[str]) -> dict[i
         index of a node -> its region.
 
     Raises:
-        InputError: a pattern matches no floating-point node.
+        InputError: a pattern matches no floating-point node, or the patterns match all of them.
     """
     found: dict[int, Float32Region] = {}
+    floating = [i for i in range(len(view.graph.node)) if view.has_floats(i)]
     names: dict[str, None] = {}
     regions: dict[tuple[str, str], Float32Region] = {}
-    for i, node in enumerate(view.graph.node):
-        if not view.has_floats(i):
-            continue
+    for i in floating:
+        node = view.graph.node[i]
         path = module_path(node)
         names.update(dict.fromkeys(filter(None, (path, *node.output))))
         for pattern in patterns:
@@ -134,6 +134,11 @@ def find_requested_nodes(view: PrecisionView, patterns: Sequence[str]) -> dict[i
                 f"no module or result of a floating-point node matches {pattern!r}, which should stay float; the"
                 f" closest names are {told}"
             )
+    if found and len(found) == len(floating):
+        raise InputError(
+            f"{', '.join(map(repr, patterns))} keeps all {len(found)} floating-point nodes in float32, so no node would"
+            " be in half precision; name fewer modules, or omit --precision"
+        )
     return found
 
 

@@ -109,9 +109,19 @@ def test_parts_of_blocks_are_found_where_each_whole_block_is_needed() -> None:
 
 
 def test_a_module_includes_the_modules_inside_it() -> None:
-    result = normdeploy.optimize(stack(named=True), precision="fp16", calibrate=SAMPLES, keep_float=["net.layers"])
+    proto = stack(named=True)
+    first = [node for node in proto.graph.node if node.metadata_props][:4]
+    for node in first:
+        node.metadata_props[0].value = "net.stem"
+    result = normdeploy.optimize(proto, precision="fp16", calibrate=SAMPLES, keep_float=["net.layers"])
     assert result.precision is not None
-    assert result.precision.kept == result.precision.nodes
+    assert result.precision.kept == result.precision.nodes - len(first)
+
+
+def test_to_keep_every_node_in_float32_is_an_error() -> None:
+    for pattern in ("*", "net.layers"):
+        with pytest.raises(InputError, match=r"keeps all \d+ floating-point nodes in float32.*omit --precision"):
+            normdeploy.optimize(stack(named=True), precision="fp16", calibrate=SAMPLES, keep_float=[pattern])
 
 
 def test_a_metric_that_only_float32_reaches_is_an_error() -> None:
