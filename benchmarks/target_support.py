@@ -443,7 +443,8 @@ def tensorrt_targets(copies: Mapping[str, Copy]) -> dict[str, Row]:
         opset = newest[below] if newest[below] == newest[above] else None
         opset_sources = [f"onnx-tensorrt-{n}:docs/operators.md" for n in dict.fromkeys((below, above))]
         if release == "11.5":
-            # "Added support for ONNX opset 25", so no older release has it.
+            # "Added support for ONNX opset 25". NVIDIA's opset guide gives 25 for all of 11, which contradicts
+            # the list of 11.1, so the older releases keep what that list says.
             opset = 25
             opset_sources = ["onnx-tensorrt-11.5", "tensorrt-releases"]
         elif version > _version("11.1"):
