@@ -70,10 +70,17 @@ SOURCES = {
     "onnx-tensorrt-10.15": Source("repository onnx/onnx-tensorrt", "10.15"),
     "onnx-tensorrt-11.1": Source("repository onnx/onnx-tensorrt", "11.1, commit 7c51a63a"),
     "tensorrt": Source("repository NVIDIA/TensorRT"),
-    "tensorrt-releases": Source("release notes of TensorRT 11.2 to 11.5 in repository NVIDIA/TensorRT", "11.5"),
+    "tensorrt-releases": Source(
+        "release notes of TensorRT 11.2 to 11.5 in repository NVIDIA/TensorRT", "11.5 of 2026-11-18"
+    ),
+    "onnx-tensorrt-11.5": Source("release notes of repository onnx/onnx-tensorrt", "11.5 of 2026-11-18"),
     "triton": Source("repository triton-inference-server/server"),
     "torch-tensorrt": Source("page 'Torch-TensorRT in JetPack' of Torch-TensorRT's documentation", "JetPack 6.2"),
 }
+
+# Pages, not files: a person read them on this day.
+PAGES = ("tensorrt-releases", "onnx-tensorrt-11.5", "torch-tensorrt")
+PAGES_READ = "2026-11-27"
 
 _PROVIDERS = "onnxruntime/core/providers"
 # target -> op -> (conditions, file of the source, text of this file that states them)
@@ -396,7 +403,7 @@ def tensorrt_targets(copies: Mapping[str, Copy]) -> dict[str, Row]:
 
     onnx-tensorrt's tables of 10.1, 10.15 and 11.1 were read. A release between two tables supports what both list. For
     an op that only the later table lists, the changelog names the first release. The release notes of 11.2 to 11.5
-    name no norm.
+    name no norm, and no op list newer than 11.1's was found. Only the newest opset of 11.5 is stated elsewhere.
     """
     names = ("10.1", "10.15", "11.1")
     if not all(f"onnx-tensorrt-{name}" in copies for name in names) or "tensorrt" not in copies:
@@ -434,20 +441,26 @@ def tensorrt_targets(copies: Mapping[str, Copy]) -> dict[str, Row]:
                 sources.append("tensorrt-releases")
             rows[op] = row | {"sources": sources}
         opset = newest[below] if newest[below] == newest[above] else None
+        opset_sources = [f"onnx-tensorrt-{n}:docs/operators.md" for n in dict.fromkeys((below, above))]
         if release == "11.5":
-            # "Added support for ONNX opset 25", so no older release has it.
+            # "Added support for ONNX opset 25". NVIDIA's opset guide gives 25 for all of 11, which contradicts
+            # the list of 11.1, so the older releases keep what that list says.
             opset = 25
+            opset_sources = ["onnx-tensorrt-11.5", "tensorrt-releases"]
+        elif version > _version("11.1"):
+            opset_sources.append("tensorrt-releases")
         targets[f"tensorrt-{release}"] = {
             "title": f"TensorRT {release}",
             "kind": "tensorrt",
             "opsets": [9, opset],
+            "sources": opset_sources,
             "ops": rows,
         }
     jetpack = targets.pop("tensorrt-10.3")
     targets["jetpack-6"] = jetpack | {
         "title": "TensorRT 10.3 of JetPack 6.1 and 6.2",
         "note": "other releases of JetPack 6 have other TensorRT releases: `dpkg -l | grep nvinfer` shows the release",
-        "sources": ["torch-tensorrt"],
+        "sources": ["torch-tensorrt", *jetpack["sources"]],
     }
     unknown = "no source was read that says which TensorRT release JetPack 7 has"
     targets["jetpack-7"] = {
@@ -521,9 +534,8 @@ def main() -> None:
         copies[name] = Copy(name, Path(path))
     old = json.loads(TABLE.read_text()) if TABLE.exists() else {"sources": {}, "targets": {}}
     sources = old["sources"] | {name: copy.describe() for name, copy in copies.items()}
-    for name in ("tensorrt-releases", "torch-tensorrt"):
-        # Pages, not files: a person has read them.
-        sources.setdefault(name, {"name": SOURCES[name].name, "version": SOURCES[name].version, "read": "2026-11-27"})
+    for name in PAGES:
+        sources[name] = {"name": SOURCES[name].name, "version": SOURCES[name].version, "read": PAGES_READ}
     targets = old["targets"]
     for build in BUILDERS:
         targets |= build(copies)

@@ -73,6 +73,7 @@ class Target:
         ops: rows of the norm ops and of the ops of which a norm in several nodes consists.
         unknown: reason why no op list was read; "" if one was read.
         note: note for the report.
+        sources: sources of the release that the title names, and of ``opsets``, as in `OpSupport`.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Target:
     opsets: tuple[int | None, int | None] = (None, None)
     unknown: str = ""
     note: str = ""
+    sources: tuple[str, ...] = ()
 
     @property
     def runtime(self) -> str:
@@ -144,6 +146,7 @@ def load_targets() -> Mapping[str, Target]:
             opsets=(first, last),
             unknown=entry.get("unknown", ""),
             note=entry.get("note", ""),
+            sources=tuple(entry.get("sources", ())),
         )
     return targets
 
@@ -181,15 +184,15 @@ def find_target(name: str) -> Target:
     return targets[name]
 
 
-def describe_sources(row: OpSupport) -> str:
-    """Name the sources of a row, with their versions.
+def describe_sources(entry: OpSupport | Target) -> str:
+    """Name the sources of a row or of a target, with their versions.
 
     Returns:
         for example "npm package onnxruntime-web 1.30.0, docs/webgpu-operators.md"; "" without a source.
     """
     known = load_sources()
     parts = []
-    for source in row.sources:
+    for source in entry.sources:
         name, _, file = source.partition(":")
         described = f"{known[name]['name']} {known[name]['version']}"
         parts.append(f"{described}, {file}" if file else described)

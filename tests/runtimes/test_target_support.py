@@ -24,6 +24,17 @@ def test_each_row_names_source_and_reason() -> None:
             assert row.support == "yes" or row.why, (target.name, op)
 
 
+def test_bounds_of_opsets_name_their_source() -> None:
+    for target in load_targets().values():
+        assert target.opsets == (None, None) or target.unknown or describe_sources(target), target.name
+
+
+def test_opset_of_newest_tensorrt_has_release_notes_as_source() -> None:
+    assert find_target("tensorrt-11.5").opsets == (9, 25)
+    assert "release notes of repository onnx/onnx-tensorrt 11.5" in describe_sources(find_target("tensorrt-11.5"))
+    assert "onnx/onnx-tensorrt 11.1" in describe_sources(find_target("tensorrt-11.4"))
+
+
 def test_sources_have_version_and_date() -> None:
     assert all(source["version"] and source["read"] for source in load_sources().values())
 

@@ -66,7 +66,8 @@ def find_target_problems(proto: onnx.ModelProto, target: Target) -> Iterator[Pro
     if newest is not None and opset > newest:
         yield Problem(
             "unsupported-opset",
-            f"the file has opset {opset}, and {target.title} reads opsets up to {newest}: {target.consequence}",
+            f"the file has opset {opset}, and {target.title} reads opsets up to {newest}: {target.consequence}"
+            f" [{describe_sources(target)}]",
         )
     types = tensor_types(proto, opset)
     constants = {t.name for t in iter_tensors(proto)} | {

@@ -87,6 +87,9 @@ def test_finding_names_consequence_form_and_source(tmp_path: Path) -> None:
     assert "It runs as several nodes" in problem.message
     (problem,) = problems(tmp_path, LAYER_NORM, "xnnpack")
     assert "No other form of this norm runs there." in problem.message
+    (problem,) = problems(tmp_path, LAYER_NORM, "tensorrt-11.4", opset=25)
+    assert "TensorRT 11.4 reads opsets up to 24: TensorRT 11.4 rejects the file" in problem.message
+    assert "onnx/onnx-tensorrt 11.1, commit 7c51a63a, docs/operators.md" in problem.message
 
 
 def test_norm_in_several_nodes_is_not_advised_to_become_unsupported_node(tmp_path: Path) -> None:
