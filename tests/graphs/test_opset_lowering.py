@@ -304,5 +304,5 @@ def test_refusal_names_the_tensor_of_unknown_type(kind: str) -> None:
     """The type of a foreign op's output is unknown, and the body of Gelu has constants of its type."""
     text = f"""<ir_version: 10, opset_import: ["": 21, "other": 1]> f (float[2,3] x) => (float[2,3] y)
     {{ h = other.Op (x) y = Gelu <approximate = "{kind}"> (h) }}"""
-    with pytest.raises(RefusedError, match="onnx does not know the type of 'h', which it reads$"):
+    with pytest.raises(RefusedError, match=r"onnx does not know the type of 'h', which it reads$"):
         lower_opset(onnx.parser.parse_model(text), 13)
