@@ -4,7 +4,7 @@
 
 Exit code 0: accepted, 1: a claim fails, 2: a file can't be read or a limit is reached. Both sides of a rewrite are
 computed at random points, node by node, mostly by onnx's reference evaluator. A float tensor is a numpy array of
-Decimals with 60 digits (dtype object), or of float64 in the mode numeric. Other tensors are arrays of int64 or bool.
+Decimals with 60 digits (dtype object), or of float64 in the mode numeric. Other tensors are arrays of integers or bool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import math
 import resource
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ from onnx.reference import ReferenceEvaluator
 from onnx.serialization import registry
 
 Array = np.ndarray
-
 SCHEMA = "normdeploy/rewrites/2"
 # Largest difference of both sides, relative to the largest element
 BOUNDS = {"exact": Decimal("1e-25"), "affine": Decimal(2) ** -30, "numeric": 2.0**-16}
@@ -66,17 +64,16 @@ def require(condition: Any, claim: str, detail: str) -> None:
         raise Rejection(claim, detail)
 
 
-# --- Ops -------------------------------------------------------------------------------------------------------------
-
 to_decimals = np.frompyfunc(Decimal, 1, 1)
 is_finite = np.frompyfunc(math.isfinite, 1, 1)
+numpy_type = helper.tensor_dtype_to_np_dtype
 
 
 def widen(array: Any, *, exact: bool) -> Array:
     """Return floats as Decimals or as float64, and other numbers as int64 or bool."""
     array = np.asarray(array)
     if array.dtype != object and "float" not in array.dtype.name:
-        return array if array.dtype == bool else array.astype(np.int64)
+        return array if array.dtype.kind in "biu" else array.astype(np.int64)
     numbers = array if array.dtype == object else array.astype(np.float64)
     return np.asarray(to_decimals(numbers.astype(object)), object) if exact else numbers.astype(np.float64)
 
@@ -113,7 +110,8 @@ def bind(node: NodeProto, attributes: dict[str, Any]) -> NodeProto:
     values = {a.name: attributes.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
     known = sorted((name, a) for name, a in values.items() if a is not None)
     kept = [helper.make_attribute(name, helper.get_attribute_value(a), attr_type=a.type) for name, a in known]
-    return NodeProto(op_type=node.op_type, domain=node.domain, input=node.input, output=node.output, attribute=kept)
+    same = {n: getattr(node, n) for n in ("op_type", "domain", "overload", "input", "output")}
+    return NodeProto(**same, attribute=kept)
 
 
 class Evaluator:
@@ -126,12 +124,13 @@ class Evaluator:
         self.key, self.shift = rng.bytes(32), Decimal(int(rng.integers(10**18))).scaleb(-38)
 
     def draw_leaf(self, leaf: onnx.ValueInfoProto, shape: list[int], draw: int) -> Array:
-        """Draw integers from 0 and 1, and floats of both signs, or positive and small ones in every second draw."""
-        dtype = helper.tensor_dtype_to_np_dtype(leaf.type.tensor_type.elem_type or TensorProto.FLOAT)
+        """Draw integers from 0 and 1, and floats of both signs, small positive ones, or large ones (clamps)."""
+        dtype = numpy_type(leaf.type.tensor_type.elem_type or TensorProto.FLOAT)
         if "float" not in dtype.name:
             return widen(self.rng.integers(0, 2, shape).astype(dtype), exact=self.exact)
         numbers = to_decimals(self.rng.integers(-3 * 10**16, 3 * 10**16, shape).astype(object))
-        return widen(numbers * Decimal("1e-16") if draw % 2 == 0 else abs(numbers) * Decimal("1e-28"), exact=self.exact)
+        kind = draw % (3 if self.exact else 2)
+        return widen((abs(numbers) if kind == 1 else numbers) * Decimal(10) ** (-16, -28, -11)[kind], exact=self.exact)
 
     def run(self, nodes: Iterable[tuple[NodeProto, int]], values: dict[str, Any]) -> dict[str, Any]:
         """Compute nodes, each with its opset. ``values``: the tensors that they read. Returns: all tensors."""
@@ -140,8 +139,7 @@ class Evaluator:
             inputs = [values[n] if n else None for n in node.input]
             require(not values.keys() & {*node.output}, "structure", f"{list(node.output)} are defined twice")
             try:
-                results = self.compute(node, opset, inputs)
-                results = [r if r is None else widen(r, exact=self.exact) for r in results]
+                results = [r if r is None else widen(r, exact=self.exact) for r in self.compute(node, opset, inputs)]
             except (MemoryError, RecursionError, Refusal, Rejection, Undefined):
                 raise
             except Exception as error:
@@ -151,7 +149,7 @@ class Evaluator:
         return values
 
     def compute(self, node: NodeProto, opset: int, inputs: list[Any]) -> list[Any]:
-        function = self.functions.get((node.domain, node.op_type))
+        function = self.functions.get((node.domain, node.op_type, node.overload))
         if function is not None:
             call = {a.name: a for a in (*function.attribute_proto, *node.attribute)}
             values = dict.fromkeys(function.input) | dict(zip(function.input, inputs, strict=False))
@@ -162,12 +160,12 @@ class Evaluator:
         require(known, "structure", f"{node.domain}.{op}, which computes {node.output[0]}, has no definition")
         x: Any = inputs[0] if inputs else None
         if op in ("Cast", "CastLike"):
-            like = inputs[1].dtype if op == "CastLike" else helper.tensor_dtype_to_np_dtype(attributes["to"])
-            return [x.astype(like) if like.kind in "iub" else x if x.dtype.kind in "Of" else x.astype(float)]
-        if op == "Dropout":
-            return [x]
-        if x is None or x.dtype.kind not in "Of":
-            return reference(node, opset, inputs)
+            like = inputs[1].dtype if op == "CastLike" else numpy_type(attributes["to"])
+            if "float" in like.name or like.kind == "O":
+                return [x if x.dtype.kind in "Of" else x.astype(float)]
+            return [(x if like.kind == "b" else x.astype(np.int64)).astype(like)]
+        if op == "Dropout" or x is None or x.dtype.kind not in "Of":
+            return [x] if op == "Dropout" else reference(node, opset, inputs)
         if op in PRODUCTS and (op != "Einsum" or len(inputs) == 2):
             return [self.product(node, opset, inputs, attributes)]
         if op.removesuffix("Normalization") in NORMS:
@@ -255,9 +253,6 @@ class Evaluator:
         return [normal if bias is None else normal + bias, center, inverse][: 3 if kind == "Layer" else 1]
 
 
-# --- Equality --------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Comparison:
     """Compare both sides of a rewrite at random points. ``sides``: nodes and constants."""
@@ -318,16 +313,17 @@ class Comparison:
                 pairs.append((np.atleast_1d(before[name]) * 1, np.atleast_1d(after[name]) * 1))
                 if self.mode != "affine" or draw >= 2:
                     compared[name] = compared[name] | self.compare_points(name, pairs)
-            if draw >= (1 if self.mode == "exact" else 3) and all(np.all(mask) for mask in compared.values()):
+            if draw >= (2 if self.mode == "exact" else 3) and all(np.all(mask) for mask in compared.values()):
                 return
         raise Undefined("an element of a result is finite at no point")
 
     def compare_points(self, name: str, points: list[tuple[Array, Array]]) -> Any:
-        """Compare both forms of a result at the last point. Returns: True for elements that were compared."""
+        """Compare a result at the last point; a huge element hides no other. Returns: True for compared elements."""
         before, after = points[-1]
         finite = is_finite(before).astype(bool)
         undefined, largest = before != before, magnitude(np.where(finite, before, 0))
-        near = abs(before - after) <= largest * BOUNDS[self.mode]
+        limit = min(largest * BOUNDS[self.mode], 1e-3 if self.mode == "numeric" else Decimal("1e-12"))
+        near = abs(before - after) <= np.maximum(np.where(finite, abs(before), 0) * BOUNDS[self.mode], limit)
         if self.mode == "numeric":
             undefined, finite = undefined & (after != after), finite | True
         if self.mode == "affine":
@@ -347,30 +343,30 @@ class Comparison:
         return finite
 
 
-# --- Files -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Scope:
-    """One graph or function body of a model: its nodes by their outputs, and the constants that they can read."""
+    """One graph or function body of a model: its nodes by their outputs, and the tensors that they can read."""
 
     opset: int
     nodes: dict[str, NodeProto]
     constants: dict[str, TensorProto]
+    visible: dict[str, NodeProto]
 
     def origin(self, name: str) -> str:
         """Follow a tensor back to one with the same elements."""
-        passing = name in self.nodes and self.nodes[name].op_type in PASSING
-        return self.origin(self.nodes[name].input[0]) if passing else name
+        node = self.visible.get(name, NodeProto())
+        return self.origin(node.input[0]) if node.op_type in PASSING and node.domain in STANDARD else name
 
 
-def scopes_of(opset: int, nodes: Any, constants: dict[str, TensorProto]) -> Iterator[Scope]:
-    """Yield the scope of these nodes, and those of the bodies inside."""
-    values = [(n.output[0], a.t) for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value"]
-    yield Scope(opset, {o: n for n in nodes for o in n.output if o}, constants | dict(values))
-    for attribute in (a for n in nodes for a in n.attribute):
-        for graph in filter(lambda graph: graph.node, (attribute.g, *attribute.graphs)):
-            yield from scopes_of(opset, graph.node, constants | dict(values) | {t.name: t for t in graph.initializer})
+def scopes_of(opset: int, nodes: Any, constants: dict[str, TensorProto], around: dict[str, Any]) -> Iterator[Scope]:
+    """Yield the scope of these nodes, and those of the bodies inside. ``around``: nodes outside, by their outputs."""
+    stored = [n for n in nodes if n.op_type == "Constant" and n.domain in STANDARD]
+    constants = constants | {n.output[0]: a.t for n in stored for a in n.attribute if a.name == "value"}
+    own = {o: n for n in nodes for o in n.output if o}
+    yield Scope(opset, own, constants, around | own)
+    for graph in (g for n in nodes for a in n.attribute for g in (a.g, *a.graphs) if g.node):
+        inner = constants | {t.name: t for t in graph.initializer}
+        yield from scopes_of(opset, graph.node, inner, around | own)
 
 
 def from_json(raw: Any, proto: Any) -> Any:
@@ -390,11 +386,9 @@ def read_bytes(path: Path, digest: str = "") -> bytes:
 
 def read_certificate(path: Path) -> Any:
     """Read a JSON object. An object that has a key twice is nothing, and NaN is no number."""
-    decoder = json.JSONDecoder(
-        object_pairs_hook=lambda p: dict(p) if len(dict(p)) == len(p) else None, parse_constant=int
-    )
+    rule = json.JSONDecoder(object_pairs_hook=lambda p: dict(p) if len(dict(p)) == len(p) else None, parse_constant=int)
     try:
-        return {**decoder.decode(read_bytes(path).decode())}
+        return {**rule.decode(read_bytes(path).decode())}
     except (ValueError, TypeError, RecursionError) as error:
         raise Refusal(f"{path} is not a JSON file with an object: {error}") from None
 
@@ -428,9 +422,6 @@ def located(where: str, claim: str = "structure") -> Iterator[None]:
         raise Rejection(claim, f"{where}: a field is missing or wrong ({type(error).__name__}: {error})") from None
 
 
-# --- Claims ----------------------------------------------------------------------------------------------------------
-
-
 class Checker:
     """Check the claims of one certificate."""
 
@@ -442,13 +433,16 @@ class Checker:
         same = opset_of(theirs) == self.source_opset
         self.source_nodes = {node.output[0]: bind(node, {}) for node in theirs.graph.node if same}
         self.model = read_model(model, raw["model"]["sha256"], raw["model"]["data"])
-        self.functions = {(f.domain, f.name): f for f in self.model.functions}
-        initializers = {t.name: t for t in self.model.graph.initializer}
-        self.scopes = list(scopes_of(opset_of(self.model), self.model.graph.node, initializers))
+        self.functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
+        # Since IR version 4, a caller may replace an initializer that is an input.
+        self.inputs = {i.name: i.type.tensor_type for i in self.model.graph.input}
+        free = self.inputs if self.model.ir_version >= 4 else ()
+        initializers = {t.name: t for t in self.model.graph.initializer if t.name not in free}
+        self.scopes = list(scopes_of(opset_of(self.model), self.model.graph.node, initializers, {}))
         self.bodies = len(self.scopes)
-        self.scopes += [scope for f in self.model.functions for scope in scopes_of(opset_of(f), f.node, {})]
+        self.scopes += [scope for f in self.model.functions for scope in scopes_of(opset_of(f), f.node, {}, {})]
         self.counts, self.covered = Counter[str](), set[int]()
-        # By scope and name: leaves, and tensors of the model that equal no tensor of the source
+        # By the id of the node and name: leaves, and tensors of the model that equal no tensor of the source
         self.leaves, self.new, self.arrays = set[Any](), set[Any](), dict[str, Array]()
         for digest, entry in raw["constants"].items():
             with located(f"constant {digest}", "constants"):
@@ -470,7 +464,7 @@ class Checker:
                 if rewrite["mode"] != "none":
                     lines.append(f"rewrite {index}: compared {self.check_rewrite(rewrite)}")
         mixed = self.leaves & self.new
-        require(not mixed, "final", f"a rewrite computes the leaves {sorted(mixed)} of another one as new tensors")
+        require(not mixed, "final", f"a rewrite computes the leaves {sorted(n for _, n in mixed)} of another one anew")
         exact, affine, tested, none = (self.counts.pop(mode, 0) for mode in (*BOUNDS, "none"))
         self.counts["nodes outside of every rewrite"] = len({*map(id, self.scopes[0].nodes.values())} - self.covered)
         others = "; ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()) if count)
@@ -486,22 +480,23 @@ class Checker:
         index, before = rewrite["scope"], from_json(rewrite["before"], GraphProto())
         require(before.output and index in range(len(self.scopes)), "final", f"there is no result or scope {index}")
         scope, leaves, outputs = self.scopes[index], [i.name for i in before.input], [o.name for o in before.output]
-        self.check_leaves(before.input, self.model.graph.input if index == 0 else [])
+        require(not {*leaves} & {*outputs}, "structure", "a result is a leaf")
+        self.check_leaves(before.input, self.inputs if index == 0 else {})
         other = [n for n in before.node if self.source_nodes.get(n.output[0]) != bind(n, {})] if self.source else []
         self.counts["nodes that are not in the source file"] += len(other)
         nodes = self.find_nodes(scope, outputs, [*leaves, *rewrite["replaced"]])
         for name, leaf in rewrite["replaced"].items():
             # The cleanup may read another tensor with the same elements in place of a leaf.
-            gone = leaf not in scope.nodes and not any(leaf in node.input for node in scope.nodes.values())
+            present = (scope.visible, scope.constants, self.inputs, *(node.input for node in scope.nodes.values()))
+            gone = not any(leaf in names for names in present)
             require(gone or scope.origin(leaf) == scope.origin(name), "final", f"the model reads {name} for {leaf}")
             nodes.insert(0, (helper.make_node("Identity", [leaf], [name]), scope.opset))
             self.counts["inputs that the cleanup replaced"] += 1
         read = scope.constants.keys() & {*outputs, *(name for node, _ in nodes for name in node.input)}
         constants = {name: numpy_helper.to_array(scope.constants[name]) for name in read}
-        self.leaves |= {(index, name) for name in leaves}
-        self.new |= {(index, name) for node, _ in nodes for name in node.output if name not in outputs}
+        self.leaves |= {(id(scope.visible[name]), name) for name in leaves if name in scope.visible}
+        self.new |= {(id(node), name) for node, _ in nodes for name in node.output if name not in outputs}
         self.counts["constants that are computed"] += len(rewrite["computed"])
-
         exact, floats = (Evaluator(self.rng, self.functions, exact=e) for e in (True, False))
         evaluator = floats if rewrite["mode"] == "numeric" else exact
         epsilons = {name: Decimal(p) / Decimal(q) for name, (p, q) in rewrite["epsilons"].items()}
@@ -519,7 +514,8 @@ class Checker:
         sizes = Comparison(rewrite["mode"], before, wide, evaluator).check()
         largest = max([magnitude(a) for a in inner.values() if a.dtype == object], default=0)
         for name, tensor in rewrite["results"].items():
-            self.check_stored(name, constants[name], results[name], 0 if tensor in own else SLACK * largest)
+            slack = SLACK * min(largest, 1024 * magnitude(results[name]))
+            self.check_stored(name, constants[name], results[name], 0 if tensor in own else slack)
         stored = {node.output[0]: np.float32(attributes_of(node).get("epsilon", 0)) for node, _ in nodes}
         for name, epsilon in epsilons.items():
             self.check_stored(name, stored[name], epsilon, 0)
@@ -544,21 +540,25 @@ class Checker:
                 pending += scope.nodes[name].input if id(scope.nodes[name]) not in needed else []
                 needed.add(id(scope.nodes[name]))
         self.covered |= needed
-        nodes = {id(node): node for node in scope.nodes.values()}
-        return [(node, scope.opset) for key, node in nodes.items() if key in needed]
+        return [(n, scope.opset) for key, n in {id(n): n for n in scope.nodes.values()}.items() if key in needed]
 
-    def check_leaves(self, leaves: Any, inputs: Any) -> None:
-        """Compare leaves with the inputs of the model. The model does not state the shapes of other leaves."""
-        types = {i.name: i.type.tensor_type for i in inputs}
+    def check_leaves(self, leaves: Any, inputs: dict[str, Any]) -> None:
+        """Compare leaves with the inputs of the model. Equal symbols are equal sizes of the inputs."""
+        symbols: dict[str, Any] = {}
         for leaf in leaves:
-            ours, theirs = leaf.type.tensor_type, types.get(leaf.name)
-            sizes, fixed = ([d.dim_value for d in t.shape.dim] for t in (ours, theirs or ours))
+            ours, theirs = leaf.type.tensor_type, inputs.get(leaf.name)
+            self.counts["integer leaves, tried only at 0 and 1"] += "int" in numpy_type(ours.elem_type or 1).name
             if theirs is None:
-                self.counts["leaves with sizes that the model does not state"] += any(sizes)
+                sized = any(d.dim_value for d in ours.shape.dim)
+                self.counts["leaves with sizes that the model does not state"] += sized
                 continue
-            same = len(sizes) == len(fixed) and [n or m for n, m in zip(sizes, fixed, strict=True)] == fixed
-            same = same or not (ours.HasField("shape") and theirs.HasField("shape"))
-            same = same and ours.elem_type in (0, theirs.elem_type)
+            same = ours.elem_type in (theirs.elem_type, 0 if "float" in numpy_type(theirs.elem_type).name else None)
+            same = same and len({len(t.shape.dim) for t in (ours, theirs) if t.HasField("shape")}) < 2
+            for i, (d, e) in enumerate(zip(ours.shape.dim, theirs.shape.dim, strict=False)):
+                size = e.dim_param or e.dim_value or (leaf.name, i)
+                equal = symbols.setdefault(d.dim_param, size) == size
+                equal = equal and (d.dim_param == size or not {*d.dim_param} & {*"*+"})
+                same = same and (d.dim_value == e.dim_value if d.dim_value else equal)
             require(same, "structure", f"leaf {leaf.name} has another type or shape than the input of the model")
 
 
@@ -596,4 +596,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

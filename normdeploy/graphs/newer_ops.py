@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx
@@ -85,6 +86,9 @@ def inline_newer_ops(proto: onnx.ModelProto, opset: int, around: Collection[str]
         except Exception as error:
             # onnx's exceptions share no base class.
             reason = " ".join(str(error).split())[:120]
+            unknown = re.search(r"Type unknown for (\S+)", reason)
+            if unknown is not None:
+                reason = f"onnx does not know the type of {unknown[1]!r}, which it reads"
             raise RefusedError(f"onnx can't write {nodes[0].op_type} as its function body: {reason}") from error
         _rename_clashing(proto.graph, before, around)
         _copy_metadata(proto.graph.node, before)

@@ -87,10 +87,14 @@ def raise_opset_number(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     for entry in entries:
         entry.version = opset
     if entries:
-        proto.ir_version = max(
-            proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
-        )
+        _raise_ir_version(proto)
     return proto
+
+
+def _raise_ir_version(proto: onnx.ModelProto) -> None:
+    """Set the IR version to at least the one that the opsets of the model need."""
+    oldest = onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, oldest)
 
 
 def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -135,6 +139,7 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     result.graph.value_info.extend(v for v in proto.graph.value_info if v.name in made)
     del result.metadata_props[:]
     result.metadata_props.extend(proto.metadata_props)
+    _raise_ir_version(result)
     return result
 
 

@@ -352,3 +352,10 @@ def test_resize_to_sizes_loses_its_empty_scales(opset: int) -> None:
 
 def _parsed(opset: int, text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": {opset}]> f {text}')
+
+
+@pytest.mark.parametrize(("node", "opset", "target"), [("Softmax", 11, 21), ("Softmax", 12, 13), ("Relu", 11, 21)])
+def test_raised_file_has_the_ir_version_of_its_opset(node: str, opset: int, target: int) -> None:
+    text = f'<ir_version: 5, opset_import: ["": {opset}]> g (float[2,3,4] x) => (float[2,3,4] y) {{ y = {node}(x) }}'
+    raised = opset_conversion.convert_to_opset(onnx.parser.parse_model(text), target)
+    assert raised.ir_version >= onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", target)])

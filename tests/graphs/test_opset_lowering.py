@@ -297,3 +297,12 @@ def test_module_names_and_weights_are_kept() -> None:
     assert all(n.metadata_props[0].value == "act" for n in out.graph.node)
     assert [t.name for t in out.graph.initializer] == ["weight"]
     assert [i.name for i in out.graph.input] == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["none", "tanh"])
+def test_refusal_names_the_tensor_of_unknown_type(kind: str) -> None:
+    """The type of a foreign op's output is unknown, and the body of Gelu has constants of its type."""
+    text = f"""<ir_version: 10, opset_import: ["": 21, "other": 1]> f (float[2,3] x) => (float[2,3] y)
+    {{ h = other.Op (x) y = Gelu <approximate = "{kind}"> (h) }}"""
+    with pytest.raises(RefusedError, match=r"onnx does not know the type of 'h', which it reads$"):
+        lower_opset(onnx.parser.parse_model(text), 13)
