@@ -68,13 +68,14 @@ def read_tables_once(patch: pytest.MonkeyPatch) -> None:
     known = set[str]()
     from_torchlib = ONNXRegistry.from_torchlib
 
-    # The exporter lists torchvision's ops only where this package is found.
+    # The exporter lists torchvision's ops only where this package is found and its ops are declared.
     @functools.cache
-    def read(has_torchvision: bool, *args: Any, **options: Any) -> ONNXRegistry:
+    def read(has_torchvision: bool, has_ops: bool, *args: Any, **options: Any) -> ONNXRegistry:
         return from_torchlib(*args, **options)
 
     def registry(*args: Any, **options: Any) -> ONNXRegistry:
-        made = copy.copy(read(importlib.util.find_spec("torchvision") is not None, *args, **options))
+        has_torchvision = importlib.util.find_spec("torchvision") is not None
+        made = copy.copy(read(has_torchvision, hasattr(torch.ops.torchvision, "nms"), *args, **options))
         made.functions = {op: list(found) for op, found in made.functions.items()}
         return made
 

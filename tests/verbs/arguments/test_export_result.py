@@ -114,7 +114,7 @@ def test_an_exported_program_in_memory(mended: bool) -> None:
     [
         {"runtime": "onnx"},
         {"fuse": "all"},
-        {"opset": 17},
+        {"opset": 12},
         {"opset": "21"},
         {"precision": "int8"},
         {"strict": "yes"},
