@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 
 import normdeploy
 from normdeploy.graphs.symbolic_sizes import Size
-from normdeploy.proof import modular_products
+from normdeploy.proof import convolutions, modular_products
 from normdeploy.proof.axis_plan import AxisPlan
 from normdeploy.proof.interpreter import ProofInterpreter, RandomDraws
 from normdeploy.proof.modular_products import contract, modular_matmul
@@ -177,3 +178,24 @@ def test_a_nan_among_many_products_comes_through() -> None:
     found = contract(x, y, [2])
     assert np.isnan(found[0, 7]).all()
     assert np.isfinite(np.delete(found, 7, axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"dilations": [2]}, True),
+        ({"strides": [2]}, False),
+        ({"pads": [1, 0]}, False),
+        ({"pads": [0, 1]}, False),
+        ({"kernel": 3}, False),
+    ],
+)
+def test_only_one_tap_without_stride_and_padding_copies_its_axis(changed: dict[str, Any], expected: bool) -> None:
+    """Then the gather is the identity, and a random matrix in its place would only cost time."""
+    attrs = {name: value for name, value in changed.items() if name != "kernel"}
+    kernel = Size.from_int(changed.get("kernel", 1))
+    m = ProofInterpreter(AxisPlan(), RandomDraws(random.Random(1)), make_field(0))
+    source, tap = m.plan.atoms_of(Size.from_int(600)), m.plan.atoms_of(kernel)
+    axis = convolutions._ConvolvedAxis(convolutions._tap_attributes(attrs, 0, 1), source, source, tap, kernel)
+    assert convolutions._copies_axis(m, axis) == expected
