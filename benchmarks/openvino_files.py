@@ -5,8 +5,8 @@ benchmarks.architectures.plain_files FOLDER`` writes, and the models of this rep
 ``normdeploy.optimize`` with its default options. ``normdeploy.verify`` then compares the result with the plain file in
 float64, in onnxruntime and in OpenVINO in float32, on one random input and on the edge cases, for 4 s of processor
 time. A crash of the process counts as a result. A file that fails only in OpenVINO is searched by
-``normdeploy.bisect``. The plain file itself is also verified in OpenVINO. An error that it has too was not caused by the
-optimized file.
+``normdeploy.bisect``. The plain file itself is also verified in OpenVINO. An error that it has too was not
+caused by the optimized file.
 
 The script writes ``benchmarks/results/openvino_files.md`` and ``.json`` after each file. With ``--only``
 the rows of the other files stay. ``--rest`` measures the files that have no row yet.
