@@ -1,12 +1,14 @@
-"""Measure the time and accuracy of each form of each norm in onnxruntime's CPU provider, or in OpenVINO.
+"""Measure the time and accuracy of each form of each norm in onnxruntime's CPU or CUDA provider, or in OpenVINO.
 
-The results are the table that ``--runtime onnxruntime`` and ``--runtime openvino`` use.
+The results are the table that ``--runtime onnxruntime``, with and without ``--provider cuda``, and ``--runtime
+openvino`` use.
 
-``python -m benchmarks.norm_forms [--runtime openvino]`` writes the rows of the runtime in
+``python -m benchmarks.norm_forms [--runtime openvino|onnxruntime-cuda]`` writes the rows of the runtime in
 ``normdeploy/forms/norm_forms.json``, which the package reads (`normdeploy.forms.measured_forms` describes how it
-chooses). It also writes each size to ``benchmarks/results/norm_forms.md`` and ``.json``, for OpenVINO to
-``norm_forms_openvino.md`` and ``.json``. Times are medians with one thread; all forms of a norm run in turns in random
-order. OpenVINO's times are processor time. It computes in float32, and its rows have only this type. Errors
+chooses). It also writes each size to ``benchmarks/results/norm_forms.md`` and ``.json``, for the others to
+``norm_forms_<runtime>.md`` and ``.json``. Times are medians with one thread; all forms of a norm run in turns in random
+order. OpenVINO's times are processor time. It computes in float32, and its rows have only this type. On a GPU, inputs
+and outputs are in its memory, a run ends when the GPU is done, and sizes of the GPU's own come in addition. Errors
 are the largest absolute differences from float64. The inputs are standard normal around an offset, or constant (0.3,
 like a zero image after a convolution with a bias). "allowed" is the larger of two values: twice the error of the
 decomposed form, and the error of statistics that are off by a few ulps of the largest element.
@@ -30,9 +32,9 @@ import onnx
 import onnxruntime as ort
 
 from normdeploy.forms.measured_forms import MeasuredForm, best_form
-from normdeploy.option_values import OPENVINO, USUAL
+from normdeploy.option_values import CUDA, OPENVINO, USUAL
 from normdeploy.runtimes.openvino_runner import OpenVinoRunner
-from normdeploy.runtimes.ort_runner import shorten_ort_error
+from normdeploy.runtimes.ort_runner import require_cuda, shorten_ort_error
 from normdeploy.verbs.bench.machine_info import describe_machine
 from normdeploy.verbs.bench.norm_cases import FORMS, KINDS, NormCase
 from normdeploy.verbs.bench.timing import MOST_WARMUP, race_calls
@@ -70,7 +72,19 @@ CASES = (
     *(NormCase("ResidualLayerNorm", shape) for shape in ((1, 16, 64), (1, 64, 384), (8, 128, 768), (1, 512, 1024))),
     *(replace(case, dtype=dtype) for dtype in ("float16", "float64") for case in OTHER_TYPES),
 )
-
+# Sizes at which the kernels, and not their launches, take the time
+GPU_CASES = tuple(
+    replace(case, dtype=dtype)
+    for dtype in ("float32", "float16")
+    for case in (
+        NormCase("LayerNorm", (32, 512, 1024)),
+        NormCase("RMSNorm", (32, 512, 1024)),
+        NormCase("ChannelLayerNorm", (16, 192, 56, 56)),
+        NormCase("GroupNorm", (8, 320, 64, 64), groups=32),
+        NormCase("InstanceNorm", (8, 128, 128, 128)),
+        NormCase("ResidualLayerNorm", (32, 512, 1024)),
+    )
+)
 
 Infer = Callable[[dict[str, np.ndarray]], np.ndarray]
 
@@ -101,8 +115,30 @@ def open_openvino(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple
     return lambda given: made.infer(given)["y"], bound.prepare(feeds)
 
 
+def open_cuda(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[Infer, Callable[[], object]]:
+    """Open a session on the GPU.
+
+    Returns:
+        a function that returns the result for an input, and one that runs the session on inputs and outputs in the
+        GPU's memory.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    made = ort.InferenceSession(proto.SerializeToString(), options, providers=["CUDAExecutionProvider"])
+    binding = made.io_binding()
+    held = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in feeds.items()}
+    for name, value in held.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("y", "cuda")
+
+    def run_once(held: object = held) -> None:
+        made.run_with_iobinding(binding)
+
+    return lambda given: made.run(None, given)[0], run_once
+
+
 # Runtime -> function that opens a model.
-OPENERS = {USUAL: open_onnxruntime, OPENVINO: open_openvino}
+OPENERS = {USUAL: open_onnxruntime, OPENVINO: open_openvino, CUDA: open_cuda}
 
 
 def measured(case: NormCase, rounds: int, runtime: str, warmup: int) -> dict[str, Any]:
@@ -219,8 +255,10 @@ def main() -> None:
     given = parser.parse_args()
     rounds, runtime = given.rounds, given.runtime
     before = describe_machine()
+    if runtime == CUDA:
+        require_cuda()
     results = []
-    for case in CASES:
+    for case in (*CASES, *GPU_CASES) if runtime == CUDA else CASES:
         if runtime == OPENVINO and case.dtype != "float32":
             continue
         results.append(measured(case, rounds, runtime, given.warmup))

@@ -61,6 +61,13 @@ PARTS = (
         60,
         tests=True,
     ),
+    Part(
+        "onnxruntime",
+        "onnxruntime's CUDA provider runs on the caller's memory and streams, and verify judges it",
+        ("-m", "pytest", "-rs", "tests/runtimes/test_session_runner_cuda.py"),
+        60,
+        tests=True,
+    ),
     _engines("tensorrt", "TensorRT parses and builds native norms, and its engines are right", 200, "tensorrt"),
     _engines("plugins", "TensorRT builds our plugins into engines, which are right", 200, "tensorrt", "plugin"),
     _engines(
