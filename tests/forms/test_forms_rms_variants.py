@@ -91,6 +91,21 @@ def test_it_is_one_node_with_the_numbers_of_its_formula(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-13, 1e-20])
+def test_an_epsilon_outside_the_root_is_found_at_any_size(epsilon: float) -> None:
+    """At usual inputs float64 loses such an epsilon beside the root; the search has to go to smaller inputs."""
+
+    def divisor(x: Tensor, axes: Axes) -> Tensor:
+        return x.pow(2).mean(axes, keepdim=True).sqrt() + epsilon
+
+    net = Divided(divisor, LAST, 7).eval()
+    result = normdeploy.export(net, (torch.randn(2, 7),), inputs=["x[b,7]"], fuse="portable")
+    (node,) = [n for n in result.proto.graph.node if n.domain == "normdeploy"]
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    assert node.op_type == "OuterRMSNorm"
+    assert given["epsilon"] == np.float32(epsilon)
+
+
 @pytest.mark.parametrize(
     ("divisor", "reason"),
     [
