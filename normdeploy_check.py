@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import _get_all_tensors
 from onnx.reference import ReferenceEvaluator
 from onnx.serialization import registry
 
@@ -149,8 +150,7 @@ class Evaluator:
         return values
 
     def compute(self, node: NodeProto, opset: int, inputs: list[Any]) -> list[Any]:
-        function = self.functions.get((node.domain, node.op_type, node.overload))
-        if function is not None:
+        if (function := self.functions.get((node.domain, node.op_type, node.overload))) is not None:
             call = {a.name: a for a in (*function.attribute_proto, *node.attribute)}
             values = dict.fromkeys(function.input) | dict(zip(function.input, inputs, strict=False))
             values = self.run([(bind(n, call), opset_of(function)) for n in function.node], values)
@@ -394,18 +394,17 @@ def read_certificate(path: Path) -> Any:
 
 
 def read_model(path: Path, digest: str, data: dict[str, str] | None = None) -> onnx.ModelProto:
-    """Read an ONNX file with this SHA-256, and its external data."""
+    """Read an ONNX file with this SHA-256, and its external data. ``data``: the SHA-256 of each of its data files."""
     content = read_bytes(path, digest)
     try:
         model = onnx.ModelProto.FromString(content)
     except Exception as error:
         raise Refusal(f"{path} is not an ONNX model: {error}") from None
-    locations = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+    locations = {e.value for t in _get_all_tensors(model) for e in t.external_data if e.key == "location"}
     require(data is None or locations == {*data}, "hash", f"the model has the external data {sorted(locations)}")
-    for location, wanted in (data or {}).items():
-        read_bytes(path.parent / location, wanted)
-    if data:
-        onnx.load_external_data_for_model(model, str(path.parent))
+    for location in locations:
+        read_bytes(path.parent / location, (data or {}).get(location, ""))
+    onnx.load_external_data_for_model(model, str(path.parent))
     return model
 
 
@@ -430,14 +429,14 @@ class Checker:
         require(raw["schema"] == SCHEMA, "structure", f"its schema is {raw['schema']}, but this program reads {SCHEMA}")
         self.rng, self.source_opset, self.source = rng, raw["source"]["opset"], source
         theirs = read_model(source, raw["source"]["sha256"]) if source else onnx.ModelProto()
-        same = opset_of(theirs) == self.source_opset
-        self.source_nodes = {node.output[0]: bind(node, {}) for node in theirs.graph.node if same}
+        self.originals = {n.output[0]: bind(n, {}) for n in theirs.graph.node if opset_of(theirs) == self.source_opset}
+        self.held = next(scopes_of(0, theirs.graph.node, {t.name: t for t in theirs.graph.initializer}, {})).constants
         self.model = read_model(model, raw["model"]["sha256"], raw["model"]["data"])
         self.functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
         # Since IR version 4, a caller may replace an initializer that is an input.
         self.inputs = {i.name: i.type.tensor_type for i in self.model.graph.input}
-        free = self.inputs if self.model.ir_version >= 4 else ()
-        initializers = {t.name: t for t in self.model.graph.initializer if t.name not in free}
+        given = self.inputs if self.model.ir_version >= 4 else ()
+        initializers = {t.name: t for t in self.model.graph.initializer if t.name not in given}
         self.scopes = list(scopes_of(opset_of(self.model), self.model.graph.node, initializers, {}))
         self.bodies = len(self.scopes)
         self.scopes += [scope for f in self.model.functions for scope in scopes_of(opset_of(f), f.node, {}, {})]
@@ -482,8 +481,6 @@ class Checker:
         scope, leaves, outputs = self.scopes[index], [i.name for i in before.input], [o.name for o in before.output]
         require(not {*leaves} & {*outputs}, "structure", "a result is a leaf")
         self.check_leaves(before.input, self.inputs if index == 0 else {})
-        other = [n for n in before.node if self.source_nodes.get(n.output[0]) != bind(n, {})] if self.source else []
-        self.counts["nodes that are not in the source file"] += len(other)
         nodes = self.find_nodes(scope, outputs, [*leaves, *rewrite["replaced"]])
         for name, leaf in rewrite["replaced"].items():
             # The cleanup may read another tensor with the same elements in place of a leaf.
@@ -503,6 +500,11 @@ class Checker:
         evaluator.epsilons = {id(node): epsilons[node.output[0]] for node, _ in nodes if node.output[0] in epsilons}
         keys, graph = rewrite["constants"], from_json(rewrite["exact"], GraphProto())
         given, own = ({n: self.arrays[k] for n, k in keys[s].items()} for s in ("before", "exact"))
+        other = [*given.keys() - self.held, *(n for n in before.node if self.originals.get(n.output[0]) != bind(n, {}))]
+        self.counts["nodes and constants that are not in the source file"] += len(other) if self.source else 0
+        for name, array in ((n, numpy_helper.to_array(self.held[n])) for n in given.keys() & self.held if not index):
+            same = array.shape == given[name].shape and array.tobytes() == given[name].tobytes()
+            require(same, "constants", f"{name} has other elements in the source file")
         # A node of `exact` may state its opset, as the result needs no trust.
         opsets = [next((int(p.value) for p in node.metadata_props), self.source_opset) for node in graph.node]
         inner = {n: widen(a, exact=True) for n, a in (given | own).items()}
@@ -531,8 +533,7 @@ class Checker:
 
     def find_nodes(self, scope: Scope, outputs: list[str], leaves: list[str]) -> list[tuple[NodeProto, int]]:
         """Return the nodes of the model that compute the results from leaves and constants."""
-        needed: set[int] = set()
-        pending = [*outputs]
+        needed, pending = set[int](), [*outputs]
         while pending:
             name = pending.pop()
             if name and name not in leaves and name not in scope.constants:
@@ -549,8 +550,7 @@ class Checker:
             ours, theirs = leaf.type.tensor_type, inputs.get(leaf.name)
             self.counts["integer leaves, tried only at 0 and 1"] += "int" in numpy_type(ours.elem_type or 1).name
             if theirs is None:
-                sized = any(d.dim_value for d in ours.shape.dim)
-                self.counts["leaves with sizes that the model does not state"] += sized
+                self.counts["leaves whose sizes the model does not state"] += any(d.dim_value for d in ours.shape.dim)
                 continue
             same = ours.elem_type in (theirs.elem_type, 0 if "float" in numpy_type(theirs.elem_type).name else None)
             same = same and len({len(t.shape.dim) for t in (ours, theirs) if t.HasField("shape")}) < 2

@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import normdeploy
 import normdeploy_check as checker
+from normdeploy.verbs.conversion.certificate_file import describe_certified_file
 from tests.certificate_cases import (
     NAMES,
     SAMPLES,
@@ -119,7 +120,8 @@ def test_node_that_differs_from_the_source_is_counted(tmp_path: Path, capsys: py
     case.raw["rewrites"][0]["constants"]["before"]["two"] = case.store(np.float32(2))
     code = checker.main([*case.write(tmp_path), str(SAMPLES / "norm_source.onnx")])
     text = capsys.readouterr().out
-    assert (code, "1 nodes that are not in the source file" in text) == (0, True), text
+    # The node, and the exponent that it reads
+    assert (code, "2 nodes and constants that are not in the source file" in text) == (0, True), text
 
 
 SHAPE_OF_INPUT = """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 3, 8] x) => (float[n, 3, 8] y)
@@ -136,6 +138,55 @@ def test_fold_whose_chain_reads_a_shape_is_certified(tmp_path: Path, rng: np.ran
     onnx.save(model, tmp_path / "source.onnx")
     normdeploy.optimize(tmp_path / "source.onnx", tmp_path / "out.onnx", certificate=tmp_path / "c.json")
     assert checker.main([str(tmp_path / "c.json"), str(tmp_path / "out.onnx"), "--seed", "3"]) == 0
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "external data"])
+def test_weight_that_differs_from_the_source_is_refused(
+    external: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], rng: np.random.Generator
+) -> None:
+    """Both sides of the rewrite have the same wrong weight, so only the source shows it."""
+    model = onnx.parser.parse_model(SHAPE_OF_INPUT.replace("8", "32"))
+    for name in ("scale", "shift", "mean", "variance", "w"):
+        values = rng.uniform(0.5, 2.0, (32, 32) if name == "w" else 32).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    files = [tmp_path / name for name in ("c.json", "out.onnx", "source.onnx")]
+    certificate, out, source = files
+    onnx.save(model, source)
+    normdeploy.optimize(source, out, certificate=certificate)
+    document = json.loads(certificate.read_text())
+
+    def check(weight: np.ndarray) -> tuple[int, str]:
+        """Write this weight into the source, and its hash into the certificate."""
+        model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(weight, "w"))
+        options = {"save_as_external_data": True, "location": "w.data", "size_threshold": 100} if external else {}
+        (tmp_path / "w.data").unlink(missing_ok=True)
+        onnx.save(copy.deepcopy(model), source, **options)
+        document["source"]["sha256"] = hashlib.sha256(source.read_bytes()).hexdigest()
+        certificate.write_text(json.dumps(document))
+        return checker.main([*map(str, files), "--seed", "3"]), capsys.readouterr().out
+
+    weight = numpy_helper.to_array(model.graph.initializer[-1]).copy()
+    assert check(weight)[0] == 0
+    weight[3, 5] = np.nextafter(weight[3, 5], np.float32(9))
+    reason = "the file: rewrite 0: w has other elements in the source file"
+    assert check(weight) == (1, f"rejected: claim constants fails, {reason}\n")
+
+
+def test_external_data_of_a_body_is_hashed(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 32] x, bool b) => (float[n, 32] y) {
+          y = If (b) <then_branch = g1 () => (float[n, 32] p) { p = MatMul(x, w) },
+                      else_branch = g2 () => (float[n, 32] q) { q = Neg(x) }> }"""
+    )
+    weight = numpy_helper.from_array(rng.standard_normal((32, 32)).astype(np.float32), "w")
+    model.graph.node[0].attribute[0].g.initializer.append(weight)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.data", size_threshold=100)
+    written = describe_certified_file(path, None, 21)
+    assert written.data == {"w.data": hashlib.sha256((tmp_path / "w.data").read_bytes()).hexdigest()}
+    assert checker.read_model(path, written.digest, written.data).graph.node[0].attribute[0].g.initializer[0].raw_data
+    with pytest.raises(checker.Rejection, match="the model has the external data"):
+        checker.read_model(path, written.digest, {})
 
 
 def test_external_data_is_read_and_hashed(

@@ -12,7 +12,7 @@ from ...errors import InputError, NormdeployError
 from ...rewriting.certificate_document import CertifiedFile
 from ...storage.file_hash import hash_file
 from ...storage.file_replacement import resolve_writable_path
-from ...storage.onnx_files import load_onnx
+from ...storage.onnx_files import iter_tensors, load_onnx
 from ...types import PathLike
 from ...verb_options import ConversionOptions
 
@@ -70,7 +70,7 @@ def describe_certified_file(output: PathLike, source: Any, source_opset: int) ->
     """
     light = onnx.load(os.fspath(output), load_external_data=False)
     folder = Path(output).parent
-    places = {entry.value for t in light.graph.initializer for entry in t.external_data if entry.key == "location"}
+    places = {entry.value for t in iter_tensors(light) for entry in t.external_data if entry.key == "location"}
     data = {place: hash_file(folder / place) for place in sorted(places)}
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".onnx" and Path(source).is_file():
         digest = hash_file(source)
