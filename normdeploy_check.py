@@ -467,7 +467,7 @@ class Checker:
         exact, affine, tested, none = (self.counts.pop(mode, 0) for mode in (*BOUNDS, "none"))
         self.counts["nodes outside of every rewrite"] = len({*map(id, self.scopes[0].nodes.values())} - self.covered)
         others = "; ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()) if count)
-        compared = "not given, so not covered" if self.source is None else "nodes compared with it"
+        compared = "not given, so not covered" if self.source is None else "nodes and constants compared with it"
         proved = f"{exact + affine} rewrites proved ({exact} exact, {affine} affine)"
         lines.insert(0, f"accepted: {proved}, {tested} tested (numeric)\nrewrites not covered: {none} none")
         lines.insert(1, f"nodes covered: {len(self.covered)}; not covered: {others or 'none'}")
