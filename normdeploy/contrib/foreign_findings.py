@@ -103,6 +103,8 @@ def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, stan
             continue
         claimed.add(its)
         finding_of_norm = result[its]
+        # Recognition did not read the nodes if it stopped before them.
+        nodes = finding_of_norm.count_nodes_after() or len(expansion.tensors)
         result[its] = replace(
             finding_of_norm,
             tensor=own.tensor
@@ -112,10 +114,10 @@ def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, stan
             module=finding_of_norm.module or own.module,
             spelling=own.spelling,
             tensors=own.tensors,
-            became=finding_of_norm.became or "standard primitives",
+            became=finding_of_norm.became or f"now {nodes} standard nodes",
             notes=(*own.notes, *finding_of_norm.notes),
             certificate=combine_certificates(own.certificate, finding_of_norm.certificate),
-            nodes_left=finding_of_norm.count_nodes_after(),
+            nodes_left=nodes,
         )
     dropped: set[int] = set()
     for left in read.left:
