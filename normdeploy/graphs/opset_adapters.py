@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from ..dtypes import is_float_dtype
 from ..evaluate import evaluator
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_value, attribute_values, unique_name
@@ -364,6 +365,13 @@ def _write_roi_align(w: NodeWriter) -> None:
     w.keep(coordinate_transformation_mode=None)
 
 
+def _write_mod(w: NodeWriter) -> None:
+    """Refuse a floored quotient of floats; the older op has it for integers only."""
+    if not w.attribute("fmod") and is_float_dtype(onnx.helper.tensor_dtype_to_np_dtype(w.elem_type(0))):
+        raise w.refusal("its fmod 0 needs integers")
+    w.keep()
+
+
 def _refuse_group_norm(w: NodeWriter) -> None:
     raise w.refusal("the opset has one scale for each group")
 
@@ -394,6 +402,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     "DFT": Adapter(20, _refuse_transform),
     "GroupNormalization": Adapter(21, _refuse_group_norm),
     "GridSample": Adapter(20, _write_grid_sample),
+    "Mod": Adapter(28, _write_mod),
     "Pad": Adapter(18, _write_pad),
     "Reshape": Adapter(14, _write_reshape),
     "Resize": Adapter(18, _write_resize),

@@ -235,6 +235,7 @@ REFUSED = [
         "output_dtype",
         21,
     ),
+    (28, "y = Mod (x, s)", "Mod", "its fmod 0 needs integers", 28),
     (14, "t = Shape (x) u = Sub (t, axes) y = Reshape <allowzero = 1> (x, u)", "Reshape", "allowzero is 1", 14),
     (15, "y, m, v = BatchNormalization <training_mode = 1> (x, s, b, b, s)", "BatchNormalization", "statistics", 14),
     (
