@@ -190,7 +190,10 @@ def evaluate_op(
         (array,) = evaluator.evaluate_node("Constant", [], attrs, opset=opset)
         return (point.constant(np.asarray(attrs.get("value", array))),)
     if any(x is not None and not x.is_known and node.op_type != "Shape" for x in inputs):
-        raise NotEvaluated("an input is known only by its term")
+        kept = None if domain else _find_unchanged_input(node.op_type, inputs)
+        if kept is None:
+            raise NotEvaluated("an input is known only by its term")
+        return (kept,)
     if inputs and not domain and node.op_type in _INTEGER_OPS and all(_is_whole(x) for x in inputs):
         whole = [x.stored if x is not None else None for x in inputs]
         try:
@@ -205,6 +208,32 @@ def evaluate_op(
         made = function(Call(point, node.op_type, inputs, attrs, opset, outputs))
         return made if isinstance(made, tuple) else (made,)
     return _evaluate_body(point, node, domain, inputs, opset)
+
+
+# Op → number with which it returns its other input
+_NEUTRAL = {"And": 1, "Or": 0, "Xor": 0, "Add": 0, "Mul": 1}
+# Op → number as the second input with which it returns the first
+_NEUTRAL_SECOND = {"Sub": 0, "Div": 1}
+
+
+def _find_unchanged_input(op: str, inputs: Sequence[Value | None]) -> Value | None:
+    """Find the input that an op of two inputs returns because the other one is a single neutral number."""
+    if len(inputs) != 2 or inputs[0] is None or inputs[1] is None:
+        return None
+    first, second = inputs
+    if _is_single_number(second, _NEUTRAL.get(op, _NEUTRAL_SECOND.get(op)), first):
+        return first
+    if _is_single_number(first, _NEUTRAL.get(op), second):
+        return second
+    return None
+
+
+def _is_single_number(x: Value, number: int | None, other: Value) -> bool:
+    """Return whether ``x`` is this number alone, and does not change the shape of ``other``."""
+    if number is None or x.stored is None or x.stored.size != 1 or x.stored.dtype == object:
+        return False
+    fits = x.stored.ndim == 0 or (other.shape is not None and x.stored.ndim <= len(other.shape))
+    return fits and bool(x.stored.reshape(()) == number)
 
 
 def _with_types(
