@@ -217,7 +217,9 @@ _NEUTRAL_SECOND = {"Sub": 0, "Div": 1}
 
 
 def _find_unchanged_input(op: str, inputs: Sequence[Value | None]) -> Value | None:
-    """Find the input that an op of two inputs returns because the other one is a single neutral number."""
+    """Find the input that an op returns: Identity, or an op of two inputs of which one is a single neutral number."""
+    if op == "Identity":
+        return inputs[0]
     if len(inputs) != 2 or inputs[0] is None or inputs[1] is None:
         return None
     first, second = inputs

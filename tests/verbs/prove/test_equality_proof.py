@@ -142,10 +142,10 @@ def test_convolutions_over_an_open_size_need_a_point_for_each_sum() -> None:
 
 
 def test_neutral_number_beside_an_unknown_value_changes_nothing() -> None:
-    # CumSum over an open size is known only by its term.
-    unknown = "c = CumSum(x, one)"
-    first = model(f"{unknown} m = Mul(c, unit) y = Add(none, m)", ROWS, ROWS, one=np.array(1), unit=1.0, none=0.0)
-    assert prove(first, model(f"{unknown} y = Identity(c)", ROWS, ROWS, one=np.array(1))).verdict is Verdict.EQUAL
+    # The number of results of NonZero depends on values, so only their term is known.
+    unknown = "k = NonZero(x) c = Cast <to = 1> (k)"
+    first = model(f"{unknown} m = Mul(c, unit) y = Add(none, m)", ROWS, "n, m", unit=1.0, none=0.0)
+    assert prove(first, model(f"{unknown} y = Identity(c)", ROWS, "n, m")).verdict is Verdict.EQUAL
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,9 @@ def test_neutral_number_beside_an_unknown_value_changes_nothing() -> None:
     ["y = Sub(none, c)", "y = Div(unit, c)", "y = Mul(none, c)", "y = Add(c, unit)", "y = Mul(c, wide)"],
 )
 def test_other_number_beside_an_unknown_value_is_not_neutral(text: str) -> None:
-    held = {"one": np.array(1), "unit": 1.0, "none": 0.0, "wide": np.ones((1, 1, 1, 1))}
-    given = {name: value for name, value in held.items() if name in text or name == "one"}
-    first = model("c = CumSum(x, one) y = Identity(c)", ROWS, "n, m, k", one=np.array(1))
-    second = model(f"c = CumSum(x, one) {text}", ROWS, "n, m, k" if "wide" not in text else "h, n, m, k", **given)
+    numbers = {"unit": 1.0, "none": 0.0, "wide": np.ones((1, 1, 1))}
+    unknown = "k = NonZero(x) c = Cast <to = 1> (k)"
+    first = model(f"{unknown} y = Identity(c)", ROWS, "n, m")
+    shape = "h, n, m" if "wide" in text else "n, m"
+    second = model(f"{unknown} {text}", ROWS, shape, **{name: v for name, v in numbers.items() if name in text})
     assert prove(first, second).verdict is not Verdict.EQUAL
