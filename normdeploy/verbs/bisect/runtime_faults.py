@@ -17,6 +17,7 @@ from ...dtypes import is_float_dtype, unit_roundoff
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen_to_float64
 from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, with_float32_region
+from ...runtimes.named_runners import BUILTIN_TITLES
 from ...runtimes.openvino_runner import TITLE
 from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
@@ -257,8 +258,9 @@ def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -
     off = wrong.off
     if dtype == np.int64 and off.scale > _LARGEST_INT32 and result.runtime.startswith(TITLE):
         return "overflow", f"it reaches {off.scale:.4g}, but OpenVINO computes int64 in int32"
-    if len(wrong.places) > 1 and result.runtime.startswith(TITLE):
-        return "optimizer", "OpenVINO's optimizer changes the result of these nodes: each of them alone is correct"
+    if len(wrong.places) > 1 and result.runtime in BUILTIN_TITLES:
+        name = BUILTIN_TITLES[result.runtime].runtime
+        return "optimizer", f"{name}'s optimizer changes the result of these nodes: each of them alone is correct"
     if result.runtime == ON:
         if result.culprit:
             names = f" ({', '.join(result.culprit)})"
