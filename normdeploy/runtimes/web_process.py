@@ -72,7 +72,7 @@ class WebProcess:
         seconds: time limit of one request.
 
     Raises:
-        RuntimeUnavailable: Node.js or onnxruntime-web is missing.
+        RuntimeUnavailable: Node.js or onnxruntime-web is missing or broken.
     """
 
     def __init__(self, threads: int, seconds: float) -> None:
@@ -82,7 +82,6 @@ class WebProcess:
         self._is_late = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `_end_process`)
         reading, writing = os.pipe()
-        # The process works in no folder of the user: its paths are absolute.
         command = [str(shutil.which(NODE)), str(_PROGRAM), str(find_web_package()), str(writing), str(threads)]
         try:
             self._process = subprocess.Popen(
@@ -97,6 +96,11 @@ class WebProcess:
         self._answers = os.fdopen(reading, "rb")
         # Also ends the process of a runner that is never closed.
         self.close = weakref.finalize(self, _end_process, self._process, self._answers, self._log)
+        try:
+            self.request({"do": "start"})
+        except WebProcessError as error:
+            self.close()
+            raise RuntimeUnavailable(f"onnxruntime-web can't be started: {error}") from error
 
     def request(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes] = ()) -> dict[str, Any]:
         """Send a request, and wait for its answer.

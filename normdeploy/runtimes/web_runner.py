@@ -17,7 +17,7 @@ import onnx
 
 from ..environment import WEB
 from ..errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from ..ort_sessions.session import ort_error_message
+from ..ort_sessions.session import shorten_ort_message
 from ..storage.onnx_files import iter_tensors, load_onnx
 from ..types import PathLike, Tensors
 from .array_runner import ArrayRunner
@@ -31,7 +31,10 @@ SECONDS = 600.0
 # Start of an error of onnxruntime-web. The code is that of onnxruntime.
 _CODE = re.compile(r"^.*?ERROR_CODE: (?P<code>\d+), ERROR_MESSAGE: ")
 _NOT_IMPLEMENTED = "9"
-_NODE = re.compile(r"^Non-zero status code returned while running (?P<op>\w+) node")
+# Start of an error if files of the package are missing or do not run in this version of Node.js.
+_NO_BACKEND = "no available backend found"
+# Parts of errors of JavaScript and WebAssembly that mean that the memory does not suffice.
+_MEMORY = ("std::bad_alloc", "Array buffer allocation failed", 'The value of "size" is out of range')
 _MOST_CHARACTERS = 400
 
 
@@ -60,6 +63,7 @@ class WebRunner(ArrayRunner):
             proto = load_onnx(source, external_data=False)
         self._set_specs(proto.graph)
         self._require_types(proto.graph)
+        self._bound = 0
         self._process = WebProcess(threads or 1, seconds)
         try:
             self._open(source, proto)
@@ -74,8 +78,8 @@ class WebRunner(ArrayRunner):
             is_tensor = values[spec.name].type.WhichOneof("value") in (None, "tensor_type")
             if (spec.dtype or not is_tensor) and spec.dtype not in TYPES:
                 raise RuntimeUnavailable(
-                    f"{WEB} has no tensors of the type of {spec.name!r}, {spec.dtype or 'which is not a tensor'}; it"
-                    f" has {', '.join(TYPES)}; cast {spec.name!r} inside the model"
+                    f"{self.name}: {spec.name!r} is {spec.dtype or 'not a tensor'}, but only tensors of"
+                    f" {', '.join(TYPES)} can be passed or returned; cast {spec.name!r} inside the model"
                 )
 
     def _open(self, source: PathLike | bytes, proto: onnx.ModelProto) -> None:
@@ -90,7 +94,8 @@ class WebRunner(ArrayRunner):
             if error.ended:
                 raise RuntimeCrash(f"{self.name} can't load the model: {text}") from error
             found = _CODE.match(text)
-            kind = RuntimeUnavailable if found and found["code"] == _NOT_IMPLEMENTED else GraphError
+            lacking = text.startswith(_NO_BACKEND) or (found is not None and found["code"] == _NOT_IMPLEMENTED)
+            kind = RuntimeUnavailable if lacking else GraphError
             raise kind(f"{self.name} can't load the model: {describe_error(text)}") from error
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -102,17 +107,20 @@ class WebRunner(ArrayRunner):
         return {spec.name: results[spec.name] for spec in self.outputs}
 
     def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
-        self._request_run("bind", {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
+        self._bound += 1
+        key = self._bound
+        self._request_run("bind", {name: as_numpy(t.cpu().contiguous()) for name, t in tensors.items()}, key)
 
         def run_once() -> None:
-            self._request_run("repeat", {})
+            self._request_run("repeat", {}, key)
 
         return run_once
 
-    def _request_run(self, action: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _request_run(self, action: str, arrays: dict[str, np.ndarray], key: int = 0) -> dict[str, Any]:
+        """Send a request. ``key`` identifies inputs that Node.js keeps."""
         inputs = [{"name": n, "type": a.dtype.name, "dims": list(a.shape)} for n, a in arrays.items()]
         try:
-            return self._process.request({"do": action, "inputs": inputs}, [*arrays.values()])
+            return self._process.request({"do": action, "key": key, "inputs": inputs}, [*arrays.values()])
         except WebProcessError as error:
             raise InputError(
                 f"{self.name} does not run the model on these inputs: {describe_error(str(error))}"
@@ -142,13 +150,10 @@ def describe_error(text: str) -> str:
     Returns:
         One line of at most 400 characters.
     """
-    text = " ".join(text.split())
-    found = _CODE.match(text)
-    if found:
-        text = text[found.end() :]
-    if found and _NODE.match(text):
-        text = ort_error_message(f"[ONNXRuntimeError] : {found['code']} : FAIL : {text}")
-    return text[:_MOST_CHARACTERS]
+    line = shorten_ort_message(_CODE.sub("", " ".join(text.split())))
+    if any(part in line for part in _MEMORY):
+        line = f"out of memory, WebAssembly has 4 GiB at most: {line}"
+    return line[:_MOST_CHARACTERS]
 
 
 def _as_array(output: dict[str, Any], value: bytearray) -> np.ndarray:

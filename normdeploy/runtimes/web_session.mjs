@@ -7,11 +7,12 @@
 // then the bytes of each array. `sizes` in the header lists the length of each array. Numbers of tensors are only in
 // these bytes.
 //
+//     {do: "start"}                  do nothing; the answer says that onnxruntime-web was found
 //     {do: "open", path, external}   open a file; external: [{path: location in the model, data: file}]
 //     {do: "open", external: []}     open the model whose bytes follow
 //     {do: "run", inputs}            run; inputs: [{name, type, dims}]; the answer has outputs: [{name, type, dims}]
-//     {do: "bind", inputs}           keep the inputs for "repeat"
-//     {do: "repeat"}                 run with the kept inputs; the answer has no outputs
+//     {do: "bind", key, inputs}      keep the inputs for "repeat"
+//     {do: "repeat", key}            run with the kept inputs; the answer has no outputs
 //
 // An answer with `error` says why a request failed.
 
@@ -69,9 +70,12 @@ function main() {
   const ort = createRequire(path.join(folder, "package.json"))("onnxruntime-web");
   ort.env.wasm.numThreads = Number(threads);
   let session = null;
-  let bound = null;
+  const bound = new Map();
 
   const actions = {
+    async start() {
+      return {};
+    },
     async open(header, [model]) {
       const source = model === undefined ? header.path : new Uint8Array(model);
       session = await ort.InferenceSession.create(source, { externalData: header.external });
@@ -79,15 +83,19 @@ function main() {
     },
     async run(header, arrays) {
       const results = await session.run(makeFeeds(header, arrays));
-      const outputs = Object.entries(results).map(([name, tensor]) => ({ name, type: tensor.type, dims: tensor.dims }));
+      const outputs = Object.entries(results).map(([name, { type, dims }]) => ({ name, type, dims }));
+      const other = outputs.find(({ type }) => !(type in ARRAYS));
+      if (other !== undefined) {
+        throw new Error(`the output '${other.name}' is ${other.type}, which can't be returned`);
+      }
       return { outputs, values: Object.values(results).map((tensor) => tensor.data) };
     },
     async bind(header, arrays) {
-      bound = makeFeeds(header, arrays);
+      bound.set(header.key, makeFeeds(header, arrays));
       return {};
     },
-    async repeat() {
-      await session.run(bound);
+    async repeat(header) {
+      await session.run(bound.get(header.key));
       return {};
     },
   };

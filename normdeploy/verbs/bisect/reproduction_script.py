@@ -92,7 +92,7 @@ if result.element_type == runtime.Type.bf16:
 got = result.data.astype(np.float64)"""
 
 _NEEDS_WEB = "Node.js, with onnxruntime-web in the working folder (`npm install onnxruntime-web`)"
-_IMPORTS_WEB = '''\
+_IMPORTS_WEB = """\
 import json
 import pathlib
 import subprocess
@@ -100,7 +100,7 @@ import sys
 import tempfile
 
 import numpy as np
-import onnx'''
+import onnx"""
 _RUN_WEB = '''\
 PROGRAM = """
 const fs = require("fs");
