@@ -13,6 +13,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import weakref
@@ -32,6 +33,8 @@ _MOST_CHARACTERS = 300
 # Maximum seconds for the process to end after its input is closed.
 _FAREWELL = 5.0
 
+# The pipe for answers has a file descriptor that only other systems pass on.
+UNSUPPORTED = "normdeploy does not run onnxruntime-web on Windows; use WSL"
 MISSING_NODE = "Node.js is not installed; install it, then run `npm install onnxruntime-web` in the working folder"
 MISSING_PACKAGE = (
     "onnxruntime-web was not found; run `npm install onnxruntime-web` in the working folder, or set NODE_PATH to the"
@@ -57,6 +60,8 @@ def explain_missing_web() -> str | None:
     Returns:
         One line that says what to install; None if both are installed.
     """
+    if sys.platform == "win32":
+        return UNSUPPORTED
     if shutil.which(NODE) is None:
         return MISSING_NODE
     if find_web_package() is None:
