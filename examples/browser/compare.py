@@ -5,7 +5,7 @@
     python compare.py model.onnx expected.inputs.npz expected.npz
 
 Both run the same WebAssembly, so the numbers must be equal. Exit code 1: they are not, or the page failed. Needs numpy
-and Chromium, and onnxruntime-web in `node_modules` of the working folder, or in the folder NODE_PATH.
+and Chromium, and onnxruntime-web in `node_modules` of the working folder or in a folder of NODE_PATH.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from urllib.parse import unquote
 import numpy as np
 
 HERE = Path(__file__).parent
-PACKAGE = Path(os.environ.get("NODE_PATH") or "node_modules") / "onnxruntime-web" / "dist"
 # Maximum seconds for the page to load and run the model.
-PATIENCE = 300
+PATIENCE = 120
 
 
 class Handler(SimpleHTTPRequestHandler):
     """Server of the page, the package, the model and its inputs."""
 
-    def __init__(self, *args, model: Path, inputs: dict[str, np.ndarray], sent: queue.Queue, **more) -> None:
-        self.model, self.inputs, self.sent = model, inputs, sent
+    def __init__(self, *args, model: Path, inputs: dict[str, np.ndarray], package: Path, sent: queue.Queue, **more):
+        self.model, self.inputs, self.package, self.sent = model, inputs, package, sent
         super().__init__(*args, directory=str(HERE), **more)
 
     def translate_path(self, path: str) -> str:
         folder, _, name = unquote(path).rpartition("/")
         if folder == "/ort":
-            return str(PACKAGE / name)
+            return str(self.package / name)
         if folder == "/model":
             return str(self.model.with_name(name))
         return super().translate_path(path)
@@ -81,6 +80,17 @@ class Handler(SimpleHTTPRequestHandler):
         """Print nothing."""
 
 
+def find_package() -> Path:
+    """Find the folder of onnxruntime-web that browsers load.
+
+    Returns:
+        the folder.
+    """
+    folders = ["node_modules", *os.environ.get("NODE_PATH", "").split(os.pathsep)]
+    found = [Path(folder, "onnxruntime-web", "dist") for folder in folders if folder]
+    return next((folder for folder in found if folder.is_dir()), None) or sys.exit("npm install onnxruntime-web")
+
+
 def run_page(model: Path, inputs: dict[str, np.ndarray]) -> tuple[str, dict[str, np.ndarray]]:
     """Open the page in Chromium.
 
@@ -88,7 +98,8 @@ def run_page(model: Path, inputs: dict[str, np.ndarray]) -> tuple[str, dict[str,
         the text on the page, and the outputs.
     """
     sent: queue.Queue = queue.Queue()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, model=model, inputs=inputs, sent=sent))
+    handler = partial(Handler, model=model, inputs=inputs, package=find_package(), sent=sent)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     outputs: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

@@ -15,9 +15,9 @@ import onnx
 import pytest
 
 import normdeploy
+from normdeploy.cli import app as cli
 from normdeploy.environment import NODE, WEB, describe_environment, find_web_package, library_versions
 from normdeploy.errors import NOT_RUN, GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from normdeploy.ort_sessions.child_process import child_environment
 from normdeploy.runtimes.web_process import MISSING_NODE, MISSING_PACKAGE
 from normdeploy.runtimes.web_runner import TYPES, WebRunner, describe_error
 from tests.forked import ROOT
@@ -103,15 +103,16 @@ def test_without_node_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
     assert not set(describe_environment()) & {NODE, WEB}
 
 
-def test_without_the_package_verify_ends_as_not_run(stand_in, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_without_the_package_verify_ends_as_not_run(stand_in, tmp_path: Path, monkeypatch, capfd) -> None:  # type: ignore[no-untyped-def]
     stand_in("exit 0")
     (tmp_path / "node_modules").rename(tmp_path / "modules")
     monkeypatch.delenv("NODE_PATH", raising=False)
     onnx.save(parsed(NEG), tmp_path / "net.onnx")
-    command = [sys.executable, "-m", "normdeploy", "verify", "net.onnx", "net.onnx", "--runner", WEB]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
-    assert done.returncode == NOT_RUN
-    assert f"{WEB}: {MISSING_PACKAGE}" in " ".join((done.stdout + done.stderr).split())
+    monkeypatch.setattr(sys, "argv", ["normdeploy", "verify", "net.onnx", "net.onnx", "--runner", WEB])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(cli.main())  # type: ignore[func-returns-value]
+    assert ended.value.code == NOT_RUN
+    assert f"{WEB}: {MISSING_PACKAGE}" in " ".join("".join(capfd.readouterr()).split())
     monkeypatch.setenv("NODE_PATH", f"{tmp_path / 'none'}{os.pathsep}{tmp_path / 'modules'}")
     assert find_web_package() == tmp_path / "modules" / WEB
 
