@@ -4,8 +4,7 @@
 network with InstanceNorm with ``normdeploy.export``, at batch 1. ``normdeploy.verify`` compares the file with PyTorch
 in float64, in onnxruntime and in onnxruntime-web, on one random input and on the edge cases, for 10 s of processor
 time. The error is the largest one, and the share is that of the allowed error. The same file with one changed weight,
-1 % larger, must fail: it shows that the comparison is not blind. Times are medians of single runs with one thread, and
-informational only.
+1 % larger, must fail: it shows that the comparison is not blind.
 
 ``python -m benchmarks.onnxruntime_web --browser`` runs one of the files in headless Chromium with
 ``examples/browser/compare.py``, and compares the outputs bit by bit with those of onnxruntime-web in Node.js.
@@ -21,11 +20,9 @@ import argparse
 import datetime
 import json
 import logging
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +44,6 @@ from .whole_models.subjects import LIBRARIES, SUBJECTS, Subject, image
 
 RESULTS = Path(__file__).with_name("results")
 SECONDS = 10
-ROUNDS = 5
 # Ops whose second input is a weight that scales the result.
 _SCALED = frozenset({"MatMul", "Gemm", "Conv", "LayerNormalization", "RMSNormalization"})
 BROWSED = "MiniLM, trained"
@@ -125,7 +121,6 @@ def measured(subject: Subject) -> dict[str, Any]:
             "results": described(verdict),
             "planted": planted,
             "faulty": described(wrong)[WEB]["verdict"],
-            "milliseconds": {name: milliseconds(path, args, name) for name in (None, WEB)},
         }
 
 
@@ -147,23 +142,6 @@ def described(verdict: Comparison) -> dict[str, dict[str, Any]]:
             "reason": "; ".join(unrun or [r.reason for r in own if not r]),
         }
     return rows
-
-
-def milliseconds(path: Path, args: tuple[torch.Tensor, ...], runner: str | None) -> float:
-    """Time single runs with one thread.
-
-    Returns:
-        the median.
-    """
-    with normdeploy.open_runner(path, runner=runner, threads=1) as opened:
-        run = opened.prepare({spec.name: a for spec, a in zip(opened.inputs, args, strict=True)})
-        run()
-        times = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
 
 
 def browsed(subject: Subject) -> str:
@@ -199,16 +177,15 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
         " fail.**",
         "",
         "| model | nodes | norms in the file | onnxruntime: error, share of allowed | onnxruntime-web: verdict, error,"
-        " share of allowed | changed weight | ms, onnxruntime | ms, onnxruntime-web |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        " share of allowed | changed weight |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in rows.items():
         usual, web = row["results"].values()
         norms = ", ".join(op.removesuffix("Normalization") for op in row["norms"]) or "folded"
-        times = " | ".join(f"{ms:.1f}" for ms in row["milliseconds"].values())
         lines.append(
             f"| {name} | {row['nodes']} | {norms} | {usual['error']:.1e}, {usual['share']:.2f} | {web['verdict']},"
-            f" {web['error']:.1e}, {web['share']:.2f} | {row['planted']}: {row['faulty']} | {times} |"
+            f" {web['error']:.1e}, {web['share']:.2f} | {row['planted']}: {row['faulty']} |"
         )
     lines += [f"\n**{n}**: {r['results'][WEB]['reason']}" for n, r in rows.items() if r["results"][WEB]["reason"]]
     return "\n".join(lines)

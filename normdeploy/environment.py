@@ -86,10 +86,15 @@ def find_web_package() -> Path | None:
     Returns:
         the folder of the package; None if there is none.
     """
-    here = Path.cwd()
-    places = [folder / "node_modules" for folder in (here, *here.parents)]
+    try:
+        here = Path.cwd()
+        places = [folder / "node_modules" for folder in (here, *here.parents)]
+    except OSError:
+        # The working folder was removed.
+        places = []
     places += [Path(folder) for folder in os.environ.get("NODE_PATH", "").split(os.pathsep) if folder]
-    return next((place / WEB for place in places if (place / WEB / "package.json").is_file()), None)
+    # Unlike pathlib, `os.path` answers False for a folder that may not be read.
+    return next((place / WEB for place in places if os.path.isfile(place / WEB / "package.json")), None)
 
 
 def _web_versions() -> dict[str, str]:

@@ -85,6 +85,7 @@ class WebProcess:
             raise RuntimeUnavailable(reason)
         self._seconds = seconds
         self._is_late = False
+        self._lock = threading.Lock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `_end_process`)
         reading, writing = os.pipe()
         command = [str(shutil.which(NODE)), str(_PROGRAM), str(find_web_package()), str(writing), str(threads)]
@@ -116,26 +117,32 @@ class WebProcess:
         Raises:
             WebProcessError: onnxruntime-web reports an error, the process ended, or the time limit passed.
         """
+        with self._lock:
+            answer = self._exchange(header, arrays)
+        if "error" in answer:
+            raise WebProcessError(str(answer["error"]))
+        return answer
+
+    def _exchange(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes]) -> dict[str, Any]:
+        if not self.close.alive:
+            raise WebProcessError("the runner is closed", ended=True)
         timer = threading.Timer(self._seconds, self._stop_late)
         timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._write_request(header, arrays)
-            answer = self._read_answer()
+            return self._read_answer()
         except BaseException:
             # After Ctrl-C the answer would be read as that of the next request.
             self._process.kill()
             raise
         finally:
             timer.cancel()
-        if "error" in answer:
-            raise WebProcessError(str(answer["error"]))
-        return answer
 
     def _write_request(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes]) -> None:
         pipe = self._process.stdin
         assert pipe is not None
-        views = [memoryview(array).cast("B") if len(array) else memoryview(b"") for array in map(_as_bytes, arrays)]
+        views = [_as_bytes(array) for array in arrays]
         text = json.dumps({**header, "sizes": [view.nbytes for view in views]}).encode()
         pipe.write(_LENGTH.pack(len(text)) + text)
         for view in views:
@@ -172,10 +179,10 @@ class WebProcess:
         return f"Node.js ended {how}{_last_line(self._log)}"
 
 
-def _as_bytes(array: np.ndarray | bytes) -> np.ndarray | bytes:
+def _as_bytes(array: np.ndarray | bytes) -> memoryview:
     if isinstance(array, bytes):
-        return array
-    return array.reshape(-1).view(np.uint8)
+        return memoryview(array)
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _last_line(log: IO[bytes]) -> str:

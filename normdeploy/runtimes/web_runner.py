@@ -87,7 +87,8 @@ class WebRunner(ArrayRunner):
             if isinstance(source, bytes):
                 self._process.request({"do": "open", "external": []}, [source])
             else:
-                path = Path(source).resolve()
+                # A link to a file has its weights in the folder of the link, as `load_onnx` reads them.
+                path = Path(os.path.abspath(source))
                 self._process.request({"do": "open", "path": str(path), "external": list_external_data(path, proto)})
         except WebProcessError as error:
             text = str(error)

@@ -83,12 +83,13 @@ function main() {
     },
     async run(header, arrays) {
       const results = await session.run(makeFeeds(header, arrays));
-      const outputs = Object.entries(results).map(([name, { type, dims }]) => ({ name, type, dims }));
+      const names = session.outputNames;
+      const outputs = names.map((name) => ({ name, type: results[name].type, dims: results[name].dims }));
       const other = outputs.find(({ type }) => !(type in ARRAYS));
       if (other !== undefined) {
         throw new Error(`the output '${other.name}' is ${other.type}, which can't be returned`);
       }
-      return { outputs, values: Object.values(results).map((tensor) => tensor.data) };
+      return { outputs, values: names.map((name) => results[name].data) };
     },
     async bind(header, arrays) {
       bound.set(header.key, makeFeeds(header, arrays));

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,14 @@ def test_the_package_is_found_in_a_folder_above(stand_in, tmp_path: Path, monkey
     assert library_versions([NODE, WEB]) == {}
 
 
+def test_a_removed_working_folder_has_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.delenv("NODE_PATH", raising=False)
+    (tmp_path / "gone").rmdir()
+    assert find_web_package() is None
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -217,6 +226,29 @@ def test_several_prepared_runs_keep_their_inputs(x: np.ndarray) -> None:
         for run in runs:
             run()
         np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+    with pytest.raises(InputError, match="the runner is closed"):
+        runs[0]()
+
+
+@pytest.mark.usefixtures("web")
+def test_runs_from_several_threads_wait_for_each_other() -> None:
+    arrays = [np.full(10000 + i, i, np.float32) for i in range(8)]
+    with opened(NEG) as runner, ThreadPoolExecutor(4) as pool:
+        bound = runner.prepare({"x": arrays[0]})
+        results = pool.map(lambda array: (bound(), runner.infer({"x": array})["y"])[1], arrays * 5)
+        for array, result in zip(arrays * 5, results, strict=True):
+            np.testing.assert_array_equal(result, -array)
+
+
+@pytest.mark.usefixtures("web")
+def test_a_link_has_its_weights_in_its_own_folder(tmp_path: Path, x: np.ndarray) -> None:
+    (tmp_path / "far").mkdir()
+    proto = parsed("g (float[N] x) => (float[N] y) { y = Mul(x, w) }", w=x)
+    onnx.save(proto, tmp_path / "net.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    (tmp_path / "net.onnx").rename(tmp_path / "far" / "net.onnx")
+    (tmp_path / "net.onnx").symlink_to(tmp_path / "far" / "net.onnx")
+    with WebRunner(tmp_path / "net.onnx") as runner:
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], x * x)
 
 
 @pytest.mark.usefixtures("web")
