@@ -70,7 +70,8 @@ def library_versions(libraries: Iterable[str]) -> dict[str, str]:
     versions = dict[str, str]()
     for library in libraries:
         if library in (NODE, WEB):
-            versions |= {name: version for name, version in _web_versions().items() if name == library}
+            if version := _web_versions().get(library):
+                versions[library] = version
             continue
         try:
             versions[library] = importlib.metadata.version(library)

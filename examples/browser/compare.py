@@ -14,6 +14,7 @@ import glob
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,16 @@ def find_package() -> Path:
     return next((folder for folder in found if folder.is_dir()), None) or sys.exit("npm install onnxruntime-web")
 
 
+def find_browser() -> str:
+    """Find Chromium.
+
+    Returns:
+        the program.
+    """
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None) or sys.exit("there is no Chromium: install one")
+
+
 def run_page(model: Path, inputs: dict[str, np.ndarray]) -> tuple[str, dict[str, np.ndarray]]:
     """Open the page in Chromium.
 
@@ -108,11 +119,8 @@ def run_page(model: Path, inputs: dict[str, np.ndarray]) -> tuple[str, dict[str,
             # Chromium refuses to start its sandbox as root.
             options.append("--no-sandbox")
         page = f"http://127.0.0.1:{server.server_address[1]}/index.html"
-        browser = subprocess.Popen(
-            ["chromium", *options, page],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        quiet = subprocess.DEVNULL
+        browser = subprocess.Popen([find_browser(), *options, page], stdout=quiet, stderr=quiet)
         try:
             while True:
                 name, body = sent.get(timeout=PATIENCE)
@@ -120,6 +128,8 @@ def run_page(model: Path, inputs: dict[str, np.ndarray]) -> tuple[str, dict[str,
                     return body.decode(), outputs
                 output = json.loads(name)
                 outputs[output["name"]] = np.frombuffer(body, output["type"]).reshape(output["dims"])
+        except queue.Empty:
+            sys.exit(f"the page sent nothing for {PATIENCE} s")
         finally:
             browser.terminate()
             browser.wait()

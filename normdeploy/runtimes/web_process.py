@@ -86,9 +86,12 @@ class WebProcess:
         self._seconds = seconds
         self._is_late = False
         self._lock = threading.Lock()
+        # Length of the log before the request.
+        self._logged = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `_end_process`)
         reading, writing = os.pipe()
-        command = [str(shutil.which(NODE)), str(_PROGRAM), str(find_web_package()), str(writing), str(threads)]
+        package = os.path.abspath(str(find_web_package()))
+        command = [str(shutil.which(NODE)), str(_PROGRAM), package, str(writing), str(threads)]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, pass_fds=[writing]
@@ -126,6 +129,7 @@ class WebProcess:
     def _exchange(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes]) -> dict[str, Any]:
         if not self.close.alive:
             raise WebProcessError("the runner is closed", ended=True)
+        self._logged = os.fstat(self._log.fileno()).st_size
         timer = threading.Timer(self._seconds, self._stop_late)
         timer.start()
         try:
@@ -176,7 +180,8 @@ class WebProcess:
         if self._is_late:
             return f"Node.js was stopped after {self._seconds:g} s, the time limit of a load or a run"
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with the exit code {status}"
-        return f"Node.js ended {how}{_last_line(self._log)}"
+        self._log.seek(self._logged)
+        return f"Node.js ended {how}{_find_error(self._log.read().decode(errors='replace'))}"
 
 
 def _as_bytes(array: np.ndarray | bytes) -> memoryview:
@@ -185,14 +190,13 @@ def _as_bytes(array: np.ndarray | bytes) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _last_line(log: IO[bytes]) -> str:
-    """Read the line of a log that names the error.
+def _find_error(log: str) -> str:
+    """Find the line of a log that names the error.
 
     Returns:
         ": line", or "".
     """
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+    lines = [line.strip() for line in log.splitlines()]
     named = [line for line in lines if "rror" in line or "emory" in line] or [line for line in lines if line]
     return f": {named[0]}"[:_MOST_CHARACTERS] if named else ""
 

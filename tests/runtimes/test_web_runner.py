@@ -213,6 +213,15 @@ def test_versions_are_recorded() -> None:
 
 
 @pytest.mark.usefixtures("web")
+def test_a_package_is_found_by_a_relative_path(x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = find_web_package()
+    assert package is not None
+    monkeypatch.setenv("NODE_PATH", os.path.relpath(package.parent))
+    with opened(NEG) as runner:
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+
+
+@pytest.mark.usefixtures("web")
 def test_an_op_without_kernel_is_named_in_one_line() -> None:
     with pytest.raises(RuntimeUnavailable, match=r"an implementation for Neg\(13\).*'my node'") as caught:
         opened('g (float[N] x) => (float[N] y) { t = Cast<to = 16>(x)  ["my node"] u = Neg(t)  y = Cast<to = 1>(u) }')
