@@ -86,7 +86,7 @@ class WebProcess:
         self._seconds = seconds
         self._is_late = False
         self._lock = threading.Lock()
-        # Length of the log before the request.
+        # Length of the log after the last answer.
         self._logged = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `_end_process`)
         reading, writing = os.pipe()
@@ -129,19 +129,20 @@ class WebProcess:
     def _exchange(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes]) -> dict[str, Any]:
         if not self.close.alive:
             raise WebProcessError("the runner is closed", ended=True)
-        self._logged = os.fstat(self._log.fileno()).st_size
         timer = threading.Timer(self._seconds, self._stop_late)
         timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._write_request(header, arrays)
-            return self._read_answer()
+            answer = self._read_answer()
         except BaseException:
             # After Ctrl-C the answer would be read as that of the next request.
             self._process.kill()
             raise
         finally:
             timer.cancel()
+        self._logged = os.fstat(self._log.fileno()).st_size
+        return answer
 
     def _write_request(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes]) -> None:
         pipe = self._process.stdin
