@@ -9,7 +9,7 @@
 //
 //     {do: "start"}                  do nothing; the answer says that onnxruntime-web was found
 //     {do: "open", path, external}   open a file; external: [{path: location in the model, data: file}]
-//     {do: "open", external: []}     open the model whose bytes follow
+//     {do: "open", external: []}     open the model whose bytes follow; it replaces the last one
 //     {do: "run", inputs}            run; inputs: [{name, type, dims}]; the answer has outputs: [{name, type, dims}]
 //     {do: "bind", key, inputs}      keep the inputs for "repeat"
 //     {do: "repeat", key}            run with the kept inputs; the answer has no outputs
@@ -77,6 +77,8 @@ function main() {
       return {};
     },
     async open(header, [model]) {
+      await session?.release();
+      session = null;
       const source = model === undefined ? header.path : new Uint8Array(model);
       session = await ort.InferenceSession.create(source, { externalData: header.external });
       return {};
