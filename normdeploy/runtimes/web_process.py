@@ -74,7 +74,7 @@ class WebProcess:
 
     Args:
         threads: number of threads of WebAssembly.
-        seconds: time limit of one request.
+        seconds: time limit of one request, which may be changed between requests.
 
     Raises:
         RuntimeUnavailable: Node.js or onnxruntime-web is missing or broken.
@@ -83,7 +83,7 @@ class WebProcess:
     def __init__(self, threads: int, seconds: float) -> None:
         if reason := explain_missing_web():
             raise RuntimeUnavailable(reason)
-        self._seconds = seconds
+        self.seconds = seconds
         self._is_late = False
         self._lock = threading.Lock()
         # Length of the log after the last answer.
@@ -129,7 +129,7 @@ class WebProcess:
     def _exchange(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray | bytes]) -> dict[str, Any]:
         if not self.close.alive:
             raise WebProcessError("the runner is closed", ended=True)
-        timer = threading.Timer(self._seconds, self._stop_late)
+        timer = threading.Timer(self.seconds, self._stop_late)
         timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -179,7 +179,7 @@ class WebProcess:
         """Describe why the process ended."""
         status = self._process.wait()
         if self._is_late:
-            return f"Node.js was stopped after {self._seconds:g} s, the time limit of a load or a run"
+            return f"Node.js was stopped after {self.seconds:g} s, the time limit of a load or a run"
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with the exit code {status}"
         self._log.seek(self._logged)
         return f"Node.js ended {how}{_find_error(self._log.read().decode(errors='replace'))}"

@@ -19,7 +19,7 @@ import normdeploy
 from normdeploy.cli import app as cli
 from normdeploy.environment import NODE, WEB, describe_environment, find_web_package, library_versions
 from normdeploy.errors import NOT_RUN, GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from normdeploy.runtimes.web_process import MISSING_NODE, MISSING_PACKAGE
+from normdeploy.runtimes.web_process import MISSING_NODE, MISSING_PACKAGE, WebProcess, WebProcessError
 from normdeploy.runtimes.web_runner import TYPES, WebRunner, describe_error
 from tests.forked import ROOT
 from tests.support import parsed
@@ -282,10 +282,15 @@ def test_weights_in_a_subfolder_and_in_two_files_are_found(tmp_path: Path, x: np
 
 @pytest.mark.usefixtures("web")
 def test_a_run_that_takes_too_long_is_stopped() -> None:
-    with opened(LOOP, seconds=8) as runner:
-        with pytest.raises(InputError, match="stopped after 8 s"):
-            runner.infer(ENDLESS)
-        assert not node_processes()
+    process = WebProcess(1, seconds=60)
+    process.request({"do": "open", "external": []}, [parsed(LOOP).SerializeToString()])
+    inputs = [{"name": name, "type": a.dtype.name, "dims": list(a.shape)} for name, a in ENDLESS.items()]
+    process.seconds = 1
+    with pytest.raises(WebProcessError, match="stopped after 1 s") as caught:
+        process.request({"do": "run", "inputs": inputs}, [*ENDLESS.values()])
+    assert caught.value.ended
+    assert not node_processes()
+    process.close()
 
 
 @pytest.mark.usefixtures("web")
