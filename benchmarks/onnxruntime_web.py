@@ -3,7 +3,8 @@
 ``python -m benchmarks.onnxruntime_web [--only TEXT] [--rest]`` exports each model of ``benchmarks.whole_models`` and a
 network with InstanceNorm with ``normdeploy.export``, at batch 1. ``normdeploy.verify`` compares the file with PyTorch
 in float64, in onnxruntime and in onnxruntime-web, on one random input and on the edge cases, for 10 s of processor
-time. The error is the largest one, and the share is that of the allowed error. The same file with one changed weight,
+time. The error is the largest one, also on
+extreme inputs, and the share is the largest one of the allowed error. The same file with one changed weight,
 1 % larger, must fail: it shows that the comparison is not blind.
 
 ``python -m benchmarks.onnxruntime_web --browser`` runs one of the files in headless Chromium with
@@ -174,7 +175,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     caught = [name for name, row in rows.items() if row["faulty"] == "fail"]
     lines = [
         f"**{len(passed)} of {len(rows)} models pass in onnxruntime-web, and {len(caught)} of {len(rows)} changed files"
-        " fail.**",
+        f" fail.** {len(rows)} of {len(MODELS)} models were measured.",
         "",
         "| model | nodes | norms in the file | onnxruntime: error, share of allowed | onnxruntime-web: verdict, error,"
         " share of allowed | changed weight |",
