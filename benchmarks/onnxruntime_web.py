@@ -3,9 +3,8 @@
 ``python -m benchmarks.onnxruntime_web [--only TEXT] [--rest]`` exports each model of ``benchmarks.whole_models`` and a
 network with InstanceNorm with ``normdeploy.export``, at batch 1. ``normdeploy.verify`` compares the file with PyTorch
 in float64, in onnxruntime and in onnxruntime-web, on one random input and on the edge cases, for 10 s of processor
-time. The error is the largest one, also on
-extreme inputs, and the share is the largest one of the allowed error. The same file with one changed weight,
-1 % larger, must fail: it shows that the comparison is not blind.
+time. The page shows the largest error, also on extreme inputs, and its largest share of the allowed error. The same
+file with one changed weight, 1 % larger, must fail: it shows that the comparison is not blind.
 
 ``python -m benchmarks.onnxruntime_web --browser`` runs one of the files in headless Chromium with
 ``examples/browser/compare.py``, and compares the outputs bit by bit with those of onnxruntime-web in Node.js.
