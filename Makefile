@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+WEB := .venv/node_modules/onnxruntime-web/package.json
 ARCHITECTURES := .venv-architectures
 CLUSTERS := .venv-clusters
 PUBLISH := .venv-publish
@@ -19,7 +20,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
 
-test: $(STAMP)
+test: $(STAMP) $(WEB)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
@@ -27,13 +28,17 @@ test: $(STAMP)
 	$(PYTEST)
 
 # the linters, and the tests of what is changed: for while one works
-check: $(STAMP)
+check: $(STAMP) $(WEB)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	@tests=$$($(BIN)/python -m tests.changed); echo "tests: $${tests:-none}"; \
 	test -z "$$tests" || $(PYTEST) -m "not slow" $$tests || test $$? = 5
+
+# onnxruntime-web, 148 MB, which needs npm; without it its tests are skipped, and say why
+$(WEB): | $(STAMP)
+	@if command -v npm; then npm install --silent --no-fund --no-audit --prefix .venv onnxruntime-web@1.30.0 || echo "npm can't install onnxruntime-web: its tests are skipped"; fi
 
 # spellings and lookalikes that no run has drawn before, a quarter of an hour
 test-random: $(STAMP)

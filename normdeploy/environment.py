@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+NODE = "node"
+WEB = "onnxruntime-web"
+"""Package of npm that runs ONNX files in a browser and in Node.js (`normdeploy.runtimes.web_runner`)."""
+# Maximum seconds for Node.js to print its version.
+_PATIENCE = 20.0
 
 LIBRARIES = (
     "normdeploy",
@@ -21,6 +31,8 @@ LIBRARIES = (
     "tensorrt",
     "tensorrt-rtx",
     "openvino",
+    "onnxruntime-web",
+    "node",
     "polygraphy",
     "triton",
     "numpy",
@@ -45,20 +57,71 @@ def describe_environment() -> dict[str, str]:
 def library_versions(libraries: Iterable[str]) -> dict[str, str]:
     """Read the versions of installed libraries without importing the libraries.
 
+    Args:
+        libraries: Python packages, `WEB` and `NODE`.
+
     Returns:
-        library -> version; libraries that are not installed are left out.
+        library -> version; libraries that are not installed are left out. Node.js is left out if `WEB` is missing.
     """
     # The command line imports this module at its start. Importing importlib.metadata at the top of the file would make
     # the start 10 % slower.
     import importlib.metadata
 
-    versions = {}
+    versions = dict[str, str]()
     for library in libraries:
+        if library in (NODE, WEB):
+            if version := _web_versions().get(library):
+                versions[library] = version
+            continue
         try:
             versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def find_web_package() -> Path | None:
+    """Find the folder of `WEB` where Node.js looks for packages: in ``node_modules`` of the working folder and of the
+    folders above it, then in the folders of the variable NODE_PATH.
+
+    Returns:
+        the folder of the package; None if there is none.
+    """
+    try:
+        here = Path.cwd()
+        places = [folder / "node_modules" for folder in (here, *here.parents)]
+    except OSError:
+        # The working folder was removed.
+        places = []
+    places += [Path(folder) for folder in os.environ.get("NODE_PATH", "").split(os.pathsep) if folder]
+    # Unlike pathlib, `os.path` answers False for a folder that may not be read.
+    return next((place / WEB for place in places if os.path.isfile(place / WEB / "package.json")), None)
+
+
+def _web_versions() -> dict[str, str]:
+    """Read the versions of `WEB` and of Node.js.
+
+    Returns:
+        {} if one of the two is missing.
+    """
+    package = find_web_package()
+    program = shutil.which(NODE)
+    if package is None or program is None:
+        return {}
+    try:
+        version = json.loads((package / "package.json").read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {WEB: str(version), NODE: _node_version(program)}
+
+
+@functools.cache
+def _node_version(program: str) -> str:
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().removeprefix("v")
 
 
 def source_date_epoch() -> int | None:

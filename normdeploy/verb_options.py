@@ -299,8 +299,8 @@ class RunnersOption:
     runners: Sequence[str] = option_field(
         (),
         "--runner",
-        "Also run ONNX files in this runtime: openvino, openvino-bf16, openvino-fp16, or the runtime of an installed"
-        " package. Repeatable.",
+        "Also run ONNX files in this runtime: openvino, openvino-bf16, openvino-fp16, onnxruntime-web, or the runtime"
+        " of an installed package. Repeatable.",
         metavar="NAME",
         type=list[str] | None,
     )

@@ -15,6 +15,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from normdeploy.runtimes.web_process import explain_missing_web
 from tests.quick import LONGEST, made_once, read_tables_once
 
 # a time limit for each example would fail on a busy machine; derandomized in CI, so that a red run can be repeated
@@ -208,3 +209,17 @@ def made(saved_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(made: Path, tmp_path: Path) -> Path:
     """A copy to spoil."""
     return Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
+
+
+@pytest.fixture
+def web_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Node.js find onnxruntime-web in the environment of the tests, where make puts it."""
+    folders = (os.environ.get("NODE_PATH"), os.path.join(sys.prefix, "node_modules"))
+    monkeypatch.setenv("NODE_PATH", os.pathsep.join(filter(None, folders)))
+
+
+@pytest.fixture
+def web(web_path: None) -> None:
+    """Skip a test if Node.js or onnxruntime-web is missing."""
+    if reason := explain_missing_web():
+        pytest.skip(reason)

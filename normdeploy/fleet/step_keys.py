@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..environment import describe_environment
+from ..environment import NODE, WEB, describe_environment
 from ..extensions import NORMS, RULES, RUNTIMES, TRANSLATIONS, installed_extensions
 from .job_steps import ENGINES, JobStep, StepNeeds
 from .step_store import json_digest
@@ -124,6 +124,9 @@ def step_key(step: JobStep, inputs: Mapping[str, str], machine: FleetMachine) ->
     else:
         others = {library for runtime, library in _ENGINE_LIBRARIES.items() if runtime != step.needs.runtime}
         used = {n: v for n, v in used.items() if n not in others}
+    if not any(WEB in argument for argument in step.argv):
+        # Their versions depend on the working folder.
+        used = {n: v for n, v in used.items() if n not in (NODE, WEB)}
     depends: dict[str, Any] = {
         "argv": list(step.argv),
         "inputs": dict(inputs),

@@ -49,7 +49,7 @@ _FATAL = 4
 # Matches the beginning of an error about a failing node.
 _UNKNOWN_OPSET = re.compile(r"Opset (?P<opset>\d+) is under development")
 _NODE = re.compile(
-    r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
+    r"^(?:\[ONNXRuntimeError\] : \d+ : \w+ : )?Non-zero status code returned while running (?P<op>\w+) node\."
     r" Name:'(?P<name>[^']*)' (?:Status Message: )?"
 )
 # Matches a source file of onnxruntime with a line number, and a C++ function with its parameter types.
@@ -289,6 +289,14 @@ def ort_error_message(error: Exception) -> str:
     # onnxruntime's own text warns of an opset "under development", and does not name the opsets that it loads.
     if (unknown := _UNKNOWN_OPSET.search(text)) and (plain := describe_unloadable_opset(int(unknown["opset"]))):
         return plain
+    return shorten_ort_message(text)
+
+
+def shorten_ort_message(text: str) -> str:
+    """Remove source locations and status codes from one line of onnxruntime.
+
+    Returns: for a failing node, its op, its name and the reason.
+    """
     line = _NODE.sub(r"\g<op> '\g<name>': ", text)
     return _PLACE.sub("", line).rstrip(".")
 

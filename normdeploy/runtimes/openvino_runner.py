@@ -21,12 +21,10 @@ import numpy as np
 import onnx
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..graphs.declared_inputs import tensor_spec
 from ..storage.onnx_files import iter_bodies, load_onnx
-from ..storage.proto_traversal import required_inputs
 from ..types import PathLike, Tensors
-from .live_runner import LiveRunner
-from .tensor_spec import DTYPES, as_numpy, as_tensor
+from .array_runner import ArrayRunner
+from .tensor_spec import DTYPES, as_numpy
 
 TITLE = "OpenVINO"
 MISSING = "OpenVINO is not installed; pip install openvino"
@@ -50,7 +48,7 @@ _MOST_CHARACTERS = 400
 _NAMED = 3
 
 
-class OpenVinoRunner(LiveRunner):
+class OpenVinoRunner(ArrayRunner):
     """Runner of an ONNX file or model in OpenVINO on the CPU.
 
     Args:
@@ -64,8 +62,6 @@ class OpenVinoRunner(LiveRunner):
         InputError: an input or output of the model is not a tensor of numbers.
     """
 
-    _takes_arrays = True
-
     def __init__(self, source: PathLike | bytes, runner: str = "openvino", threads: int = 0) -> None:
         super().__init__()
         self.name = title_of_runner(runner)
@@ -76,8 +72,7 @@ class OpenVinoRunner(LiveRunner):
             proto = load_onnx(source, external_data=False)
         if reason := explain_missing_openvino():
             raise RuntimeUnavailable(reason)
-        self.inputs = tuple(map(tensor_spec, required_inputs(proto.graph)))
-        self.outputs = tuple(map(tensor_spec, proto.graph.output))
+        self._set_specs(proto.graph)
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype and spec.dtype not in DTYPES:
                 raise InputError(
@@ -155,10 +150,6 @@ class OpenVinoRunner(LiveRunner):
             raise InputError(
                 f"{self.name} does not run the model on these inputs: {describe_error(str(error))}"
             ) from error
-
-    def _run_tensors(self, tensors: Tensors) -> Tensors:
-        outputs = self._run_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
-        return {name: as_tensor(name, array) for name, array in outputs.items()}
 
     def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         arrays = {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()}

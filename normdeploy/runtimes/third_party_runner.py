@@ -25,13 +25,11 @@ import numpy as np
 from .. import extensions
 from ..errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ..extensions import Extension
-from ..graphs.declared_inputs import tensor_spec
 from ..storage.onnx_files import load_onnx
-from ..storage.proto_traversal import required_inputs
 from ..types import PathLike, Tensors
 from . import Runner
-from .live_runner import LiveRunner
-from .tensor_spec import as_numpy, as_tensor
+from .array_runner import ArrayRunner
+from .tensor_spec import as_numpy
 
 _ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
 
@@ -68,7 +66,7 @@ def third_party_title(extension: Extension) -> str:
     return f"{extension.name} ({extension.package})"
 
 
-class ThirdPartyRunner(LiveRunner):
+class ThirdPartyRunner(ArrayRunner):
     """Runner of an ONNX file in the runtime of an installed package.
 
     Raises:
@@ -77,15 +75,11 @@ class ThirdPartyRunner(LiveRunner):
         GraphError, RuntimeUnavailable: raised by the package.
     """
 
-    _takes_arrays = True
-
     def __init__(self, name: str, path: PathLike) -> None:
         super().__init__()
         self._extension = require_runtime(name)
         self.name = f"{third_party_title(self._extension)} ({os.path.basename(path)})"
-        graph = load_onnx(path, external_data=False).graph
-        self.inputs = tuple(map(tensor_spec, required_inputs(graph)))
-        self.outputs = tuple(map(tensor_spec, graph.output))
+        self._set_specs(load_onnx(path, external_data=False).graph)
         make = self._extension.load()
         if not callable(make):
             raise self._extension.make_error(
@@ -121,10 +115,6 @@ class ThirdPartyRunner(LiveRunner):
             told = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
             raise self._extension.make_error(f"returns {told!r:.160}, but the outputs are {names}, each a numpy array")
         return {name: outputs[name] for name in names}
-
-    def _run_tensors(self, tensors: Tensors) -> Tensors:
-        outputs = self._run_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
-        return {name: as_tensor(name, array) for name, array in outputs.items()}
 
     def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         arrays = {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()}

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from ..verbs.arguments.model_source import Source
 
 # Libraries whose versions a verdict names.
-_RUNTIMES = ("normdeploy", "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino")
+_RUNTIMES = (
+    *("normdeploy", "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino"),
+    *("onnxruntime-web", "node"),
+)
 # Rules of ``check`` that a norm breaks if it is neither one node nor folded.
 _NOT_FUSED = ("decomposed", "unfolded", "refused")
 # Maximum number of lines that explain a failure.

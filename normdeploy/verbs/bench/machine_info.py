@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from ...environment import describe_environment
 
-_LIBRARIES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino", "onnx", "normdeploy")
+_LIBRARIES = (
+    *("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino", "onnxruntime-web", "node"),
+    *("onnx", "normdeploy"),
+)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ...graphs.proto_queries import module_path
 from ...precision.emulated_half import emulate_half
 from ...precision.type_conversion import FORMATS
 from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, inferred_dtypes, with_float32_region
-from ...runtimes.openvino_runner import PRECISIONS, title_of_runner
+from ...runtimes.named_runners import BUILTIN_RUNNERS, BUILTIN_TITLES
 from ...runtimes.ort_runner import ort_title
 from ...types import Array, Arrays, Progress
 from ..verify.output_results import OutputResult
@@ -44,8 +44,6 @@ from .spot_explanation import explain_spot
 from .trial_changes import Cause
 
 CUDA = ort_title("cuda", optimize=False), ort_title("cuda", optimize=True)
-# Title of each runner of OpenVINO -> name of the runner.
-OPENVINO = {title_of_runner(name): name for name in PRECISIONS}
 
 
 # Name of the part of a model that is in none of its modules, for messages.
@@ -165,9 +163,11 @@ class FaultTracer:
         if result.runtime == STEPWISE:
             running = emulate_half(proto)
             ran = Float64Evaluator(running, inferred_dtypes(running))
-        # OpenVINO always optimizes.
-        optimize = result.runtime in (ON, CUDA[1], *OPENVINO)
-        provider = "cuda" if result.runtime in CUDA else OPENVINO.get(result.runtime, "cpu")
+        optimize = result.runtime in (ON, CUDA[1], *BUILTIN_TITLES)
+        if result.runtime in BUILTIN_TITLES:
+            provider = BUILTIN_TITLES[result.runtime].provider
+        else:
+            provider = "cuda" if result.runtime in CUDA else "cpu"
         feeds = round_inputs(subject.feeds, half)
         guide = find_followed_choices(model, ran.proto, feeds, result.precision, optimize=optimize, provider=provider)
         insides = open_inner_tensors(model, feeds, result.precision, guide)
@@ -236,7 +236,7 @@ class FaultTracer:
         if coarse is not None:
             return self._trace_in_precision(coarse, search)
         # A node that is wrong alone in onnxruntime is also wrong with the optimizer off, which is searched first.
-        if self._bench.optimize and self._bench.provider not in PRECISIONS:
+        if self._bench.optimize and self._bench.provider not in BUILTIN_RUNNERS:
             wrong = None
         else:
             wrong = self._units.find_first_wrong(search.places, search.values)

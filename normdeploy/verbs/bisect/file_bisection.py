@@ -34,6 +34,7 @@ from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailabl
 from ...findings.rendering import Renderable
 from ...inputs.input_cases import InputCase, Inputs, read_inputs
 from ...runtimes.float64_evaluator import NotEvaluated, inline_functions
+from ...runtimes.named_runners import BUILTIN_TITLES
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike, Progress
 from ..build.build_function import Engine
@@ -49,7 +50,7 @@ from ..verify.reference_models import OWN, FileModel, Original
 from ..verify.runtime_candidates import OFF, ON, STEPWISE, NotRun
 from .failing_nodes import find_failing_nodes
 from .fault_search import FaultSearch
-from .fault_tracing import CUDA, OPENVINO, Fault, FaultyOutput
+from .fault_tracing import CUDA, Fault, FaultyOutput
 from .preprocessing import find_preprocessing
 from .quantized_search import QuantizedSearch
 from .reproduction import Reproduction
@@ -307,7 +308,7 @@ def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[
     """
     failed = [r for r in parity.results if not r and r.runtime not in OWN]
     chosen: OutputResult | None = None
-    for runtime in (OFF, STEPWISE, ON, *CUDA, *OPENVINO):
+    for runtime in (OFF, STEPWISE, ON, *CUDA, *BUILTIN_TITLES):
         own = [r for r in failed if r.runtime == runtime]
         files = ", ".join(map(repr, given)) or "none"
         not_searched += [
@@ -321,7 +322,7 @@ def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[
         elif of is not None and chosen is None:
             chosen = of
     for r in failed:
-        if r.runtime not in (OFF, STEPWISE, ON, *CUDA, *OPENVINO, ROUNDED, UNROUNDED):
+        if r.runtime not in (OFF, STEPWISE, ON, *CUDA, *BUILTIN_TITLES, ROUNDED, UNROUNDED):
             message = "engines and runtimes of other packages are compared at their outputs only"
             not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {message}", r.file))
     return chosen

@@ -27,7 +27,7 @@ class Reproduction:
         expected: float64 value of ``output``.
         allowed: allowed absolute error of ``output``.
         optimizer: True to run the model with onnxruntime's optimizer.
-        provider: "cpu" or "cuda" for onnxruntime, or the name of a runner of OpenVINO.
+        provider: "cpu" or "cuda" for onnxruntime, or a key of ``BUILTIN_RUNNERS``.
         title: the cause, which the script prints.
     """
 
@@ -72,7 +72,7 @@ class Reproduction:
         if self.provider in PRECISIONS:
             settings = openvino_settings(self.provider)
             check |= {"precision": settings["INFERENCE_PRECISION_HINT"], "mode": settings["EXECUTION_MODE_HINT"]}
-        else:
+        elif self.provider in providers:
             check |= {"optimizer": self.optimizer, "provider": providers[self.provider]}
         (folder / "check.json").write_text(json.dumps(check, indent=2) + "\n", encoding="utf-8")
         (folder / "reproduce.py").write_text(write_script(self.provider, self.title), encoding="utf-8")

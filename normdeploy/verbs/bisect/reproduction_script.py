@@ -1,25 +1,19 @@
-"""Write the script that runs a reproduction in onnxruntime or OpenVINO and compares its result with float64."""
+"""Write the script that runs a reproduction in onnxruntime, OpenVINO or onnxruntime-web and compares its result with
+float64.
+"""
 
 from __future__ import annotations
 
+from ...environment import WEB
 from ...runtimes.openvino_runner import PRECISIONS
 
 _SCRIPT = '''"""{title}
 
 Runs model.onnx on inputs.npz in {runtime} and compares with expected.npz, the float64 values.
-Needs numpy, onnx and {runtime}. Exit code 1: the error is larger than allowed.
+Needs numpy, onnx and {needs}. Exit code 1: the error is larger than allowed.
 """
 
-import json
-import os
-import pathlib
-import sys
-
-{silence}
-
-import numpy as np
-import onnx
-import {module} as runtime
+{imports}
 
 here = pathlib.Path(__file__).parent
 check = json.loads((here / "check.json").read_text(encoding="utf-8"))
@@ -42,6 +36,17 @@ more = f", {{broken}} elements not finite" if broken else ""
 print(f"{{check['output']}}: error {{error:.6g}}, allowed {{check['allowed']:.6g}}{{more}}")
 sys.exit(1 if broken or error > check["allowed"] else 0)
 '''
+_IMPORTS = """\
+import json
+import os
+import pathlib
+import sys
+
+{silence}
+
+import numpy as np
+import onnx
+import {module} as runtime"""
 # Parts of the script for each runtime.
 _SILENCE_ORT = """\
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import of onnxruntime; 0 keeps its telemetry on"""
@@ -86,12 +91,64 @@ if result.element_type == runtime.Type.bf16:
     sys.exit("the result is bfloat16, which numpy does not support: add a Cast to float32 to read it")
 got = result.data.astype(np.float64)"""
 
+_NEEDS_WEB = "Node.js, with onnxruntime-web in the working folder (`npm install onnxruntime-web`)"
+_IMPORTS_WEB = """\
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import onnx"""
+_RUN_WEB = '''\
+PROGRAM = """
+const fs = require("fs");
+const ort = require("onnxruntime-web");
+const ARRAYS = {
+  float32: Float32Array, float64: Float64Array, float16: Uint16Array, bool: Uint8Array,
+  int8: Int8Array, int16: Int16Array, int32: Int32Array, int64: BigInt64Array,
+  uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, uint64: BigUint64Array,
+};
+const { model, external, inputs, output, folder } = JSON.parse(process.argv[1]);
+ort.env.wasm.numThreads = 1;
+(async () => {
+  const session = await ort.InferenceSession.create(model, { externalData: external });
+  const feeds = {};
+  for (const { name, type, dims, file } of inputs) {
+    const bytes = new Uint8Array(fs.readFileSync(file));
+    feeds[name] = new ort.Tensor(type, new ARRAYS[type](bytes.buffer), dims);
+  }
+  const { type, dims, data } = (await session.run(feeds, [output]))[output];
+  fs.writeFileSync(`${folder}/result.bin`, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+  fs.writeFileSync(`${folder}/result.json`, JSON.stringify({ type, dims }));
+})();
+"""
+with tempfile.TemporaryDirectory() as made:
+    folder = pathlib.Path(made)
+    inputs = []
+    for name, key in check["inputs"].items():
+        array = np.ascontiguousarray(arrays[key])
+        array.tofile(folder / key)
+        inputs.append({"name": name, "type": array.dtype.name, "dims": array.shape, "file": str(folder / key)})
+    weights = here / "model.data"
+    request = {
+        "model": str(here / "model.onnx"),
+        "external": [{"path": weights.name, "data": str(weights)}] if weights.exists() else [],
+        "inputs": inputs,
+        "output": check["output"],
+        "folder": made,
+    }
+    subprocess.run(["node", "-e", PROGRAM, json.dumps(request)], check=True)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    got = np.fromfile(folder / "result.bin", result["type"]).reshape(result["dims"]).astype(np.float64)'''
+
 
 def write_script(provider: str, title: str) -> str:
     """Write the script.
 
     Args:
-        provider: "cpu" or "cuda" for onnxruntime, or the name of a runner of OpenVINO.
+        provider: "cpu" or "cuda" for onnxruntime, or a key of ``BUILTIN_RUNNERS``.
         title: first line of the script; characters that a docstring can't hold become "?".
 
     Returns:
@@ -99,7 +156,9 @@ def write_script(provider: str, title: str) -> str:
     """
     safe = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in title)
     if provider in PRECISIONS:
-        return _SCRIPT.format(
-            title=safe, runtime="OpenVINO", module="openvino", silence=_SILENCE_OPENVINO, run=_RUN_OPENVINO
-        )
-    return _SCRIPT.format(title=safe, runtime="onnxruntime", module="onnxruntime", silence=_SILENCE_ORT, run=_RUN_ORT)
+        imports = _IMPORTS.format(module="openvino", silence=_SILENCE_OPENVINO)
+        return _SCRIPT.format(title=safe, runtime="OpenVINO", needs="OpenVINO", imports=imports, run=_RUN_OPENVINO)
+    if provider == WEB:
+        return _SCRIPT.format(title=safe, runtime=WEB, needs=_NEEDS_WEB, imports=_IMPORTS_WEB, run=_RUN_WEB)
+    imports = _IMPORTS.format(module="onnxruntime", silence=_SILENCE_ORT)
+    return _SCRIPT.format(title=safe, runtime="onnxruntime", needs="onnxruntime", imports=imports, run=_RUN_ORT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import ml_dtypes
@@ -17,6 +17,7 @@ from ...dtypes import is_float_dtype, unit_roundoff
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen_to_float64
 from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, with_float32_region
+from ...runtimes.named_runners import BUILTIN_TITLES
 from ...runtimes.openvino_runner import TITLE
 from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
@@ -77,6 +78,8 @@ class WrongNodes:
         given: the right inputs, in the types of the file that ran.
         expected: float64 value of ``end``.
         got: the runtime's value; None if the nodes do not run.
+        judged_alone: True if each of the nodes was also run alone, and is right.
+        undefined: description of a Cast whose result ONNX does not define; "" if there is none.
     """
 
     places: tuple[int, ...]
@@ -85,6 +88,8 @@ class WrongNodes:
     expected: Array
     off: TensorError
     got: Array | None = None
+    judged_alone: bool = False
+    undefined: str = ""
 
     @property
     def is_lost(self) -> bool:
@@ -235,7 +240,25 @@ class RuntimeUnits:
                 if not smaller.off:
                     judged = smaller
                     stops = fewer
-        return judged
+        written = [(place, end) for place in judged.places for end in self.original.nodes[place].output if end]
+        return replace(
+            judged,
+            judged_alone=all(self._is_judged_alone(place, end, right) for place, end in written),
+            undefined=self._find_undefined_cast(judged.places, right),
+        )
+
+    def _find_undefined_cast(self, places: Sequence[int], right: Arrays) -> str:
+        """Describe a Cast of a float that the integer type can't represent. ONNX does not define its result."""
+        for node in (self.original.nodes[p] for p in places):
+            dtype = self.original.types.get(node.output[0])
+            value = right.get(node.input[0]) if node.op_type == "Cast" else None
+            if dtype is None or dtype.kind not in "iu" or not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+                continue
+            limits = np.iinfo(dtype)
+            outside = value[~((limits.min - 1 < value) & (value < limits.max + 1))]
+            if outside.size:
+                return f"the Cast turns {outside.flat[0]:.4g} into {dtype.name}, and ONNX does not define the result"
+        return ""
 
 
 def make_runtime_cause(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -> Cause:
@@ -257,8 +280,11 @@ def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -
     off = wrong.off
     if dtype == np.int64 and off.scale > _LARGEST_INT32 and result.runtime.startswith(TITLE):
         return "overflow", f"it reaches {off.scale:.4g}, but OpenVINO computes int64 in int32"
-    if len(wrong.places) > 1 and result.runtime.startswith(TITLE):
-        return "optimizer", "OpenVINO's optimizer changes the result of these nodes: each of them alone is correct"
+    if wrong.undefined:
+        return "overflow", wrong.undefined
+    if len(wrong.places) > 1 and wrong.judged_alone and result.runtime in BUILTIN_TITLES:
+        name = BUILTIN_TITLES[result.runtime].runtime
+        return "optimizer", f"{name}'s optimizer changes the result of these nodes: each of them alone is correct"
     if result.runtime == ON:
         if result.culprit:
             names = f" ({', '.join(result.culprit)})"

@@ -102,9 +102,10 @@ def open_runner(call: RunnerCall) -> LiveRunner:
             call.
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or an object with ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
-        threads: threads of one operator in onnxruntime or OpenVINO on the CPU; 0 uses one for each core.
+        threads: threads of one operator on the CPU. 0 uses one for each core, but a single one in onnxruntime-web.
         runner: name of the runtime that runs the file instead of onnxruntime: "openvino", "openvino-bf16",
-            "openvino-fp16", or the runtime of an installed package (`normdeploy.runtimes.third_party_runner`).
+            "openvino-fp16", "onnxruntime-web", or the runtime of an installed package
+            (`normdeploy.runtimes.third_party_runner`).
         runtime_cache: file for the kernels that TensorRT-RTX compiles when an engine first runs. None reads
             ``<path>.runtime-cache`` if it exists. True also replaces this file when the runner is closed. A path does
             the same with another file. False uses no cache.

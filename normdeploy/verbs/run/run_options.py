@@ -46,8 +46,8 @@ class RunOptions:
     runner: str | None = option_field(
         None,
         "--runner",
-        "Runtime that runs the file instead of onnxruntime: openvino, openvino-bf16, openvino-fp16, or the runtime of"
-        " an installed package.",
+        "Runtime that runs the file instead of onnxruntime: openvino, openvino-bf16, openvino-fp16, onnxruntime-web, or"
+        " the runtime of an installed package.",
         metavar="NAME",
     )
     runtime_cache: Any = option_field(

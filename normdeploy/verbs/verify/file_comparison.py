@@ -122,7 +122,8 @@ def compare_files(
         names: the file's name of an input or output -> the model's name, or texts such as "theirs=ours". None means
             that all names must be equal; names are then not matched by order either.
         dataset: samples to measure metrics and tolerances on.
-        runners: names of further runtimes that also run ONNX files: OpenVINO, and runtimes of other packages.
+        runners: names of further runtimes that also run ONNX files: OpenVINO, onnxruntime-web, and runtimes of other
+            packages.
         budget: limits on time and memory. The verdict states the work that was skipped because of them.
         progress: called with (stage, done, total).
 

@@ -1,4 +1,6 @@
-"""Tell whether a file or OpenVINO is wrong, if the file is right in onnxruntime with its optimizer off."""
+"""Tell whether a file or the runtime is wrong, if the file is right in onnxruntime with its optimizer off. The runtime
+is OpenVINO or onnxruntime-web.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ from functools import partial
 
 from ...precision.tensor_ranges import serialize_for_session
 from ...runtimes import Runner
-from ...runtimes.named_runners import open_session_runner
-from ...runtimes.openvino_runner import PRECISIONS
+from ...runtimes.named_runners import BUILTIN_RUNNERS, open_session_runner
 from .output_results import OutputResult
 from .precision_trial import PrecisionTrial
 from .reference_models import FileModel
@@ -17,35 +18,35 @@ from .runtime_candidates import OFF, RuntimeCandidate, input_types
 
 
 def blame_runtimes(trial: PrecisionTrial) -> None:
-    """Record for each file that is wrong only in OpenVINO that OpenVINO is the cause.
+    """Record for each file that is wrong only in OpenVINO or onnxruntime-web that this runtime is the cause.
 
-    Candidates that fail only because OpenVINO computes the reference file wrongly too are marked as not judged.
+    Candidates that fail only because the runtime computes the reference file wrongly too are marked as not judged.
     """
     plain = {c.file_label: c for c in trial.candidates if c.name == OFF}
     for candidate in trial.candidates:
         off = plain.get(candidate.file_label)
-        if candidate.provider not in PRECISIONS or candidate.lowered or off is None or candidate.failure:
+        if candidate.provider not in BUILTIN_RUNNERS or candidate.lowered or off is None or candidate.failure:
             continue
         right = {r.output for r in trial.candidate_results(off) if r.by_default == "pass"}
         wrong = [r for r in trial.candidate_results(candidate) if not r and r.output in right]
         if not wrong or candidate.advice:
             continue
         candidate.advice = (
-            f"OpenVINO is the cause, not the file: {OFF} computes the same file correctly; bisect with --runner"
-            f" {candidate.provider} names the node"
+            f"{BUILTIN_RUNNERS[candidate.provider].runtime} is the cause, not the file: {OFF} computes the same file"
+            f" correctly; bisect with --runner {candidate.provider} names the node"
         )
         _excuse_shared_errors(trial, candidate, wrong)
 
 
 def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wrong: Sequence[OutputResult]) -> None:
-    """Mark a candidate as not judged if OpenVINO makes the same errors on the reference file."""
+    """Mark a candidate as not judged if its runtime makes the same errors on the reference file."""
     model = trial.model
     if not isinstance(model, FileModel) or candidate.subject is None or candidate.subject.steps is not None:
         return
     types = input_types(model.proto.graph)
     subject = replace(candidate.subject, inputs={}, outputs={}, steps=None, types=types)
     make = partial(_open_reference, model, candidate.provider)
-    shared = RuntimeCandidate(candidate.name, make, subject, candidate.provider, finite_only=True)
+    shared = RuntimeCandidate(candidate.name, make, subject, candidate.provider, finite_only=candidate.finite_only)
     theirs = {r.output: r for r in trial.measure_candidate(shared, ())}
     pairs = [(mine, theirs.get(mine.output)) for mine in wrong]
     if any(same is None or same or not mine.max_abs_error <= same.max_abs_error + mine.allowed for mine, same in pairs):

@@ -166,7 +166,7 @@ class RuntimeCandidate:
     Attributes:
         make: function that opens the runner.
         subject: the file; None for eager mode.
-        provider: "cpu" or "cuda" for onnxruntime, the name of the runner for OpenVINO, otherwise "".
+        provider: "cpu" or "cuda" for onnxruntime, a key of ``BUILTIN_RUNNERS``, otherwise "".
         lowered: "fp16" or "bf16" if the runtime computes in this type and the file does not.
         finite_only: True if the runtime guarantees nothing for NaN and infinities.
         optimize: True if onnxruntime's optimizer is on.
@@ -365,7 +365,7 @@ def _further_candidate(runner: NamedRunner, subject: ComparedFile) -> RuntimeCan
         subject,
         runner.provider,
         lowered=runner.precision,
-        finite_only=bool(runner.provider),
+        finite_only=runner.finite_only,
         advice=runner.describe_limits(load_small_weights(subject.path)),
     )
 

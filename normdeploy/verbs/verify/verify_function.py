@@ -78,8 +78,8 @@ def verify(call: VerifyCall) -> Comparison:
             the same way. None are needed if the files state their images, but then the verdict depends on this claim.
         map: the file's name of an input or output -> the model's name. It is needed if names differ and can't be
             matched by order.
-        runners: names of runtimes that also run ONNX files: "openvino", "openvino-bf16", "openvino-fp16", or the
-            runtime of an installed package (`normdeploy.runtimes.third_party_runner`).
+        runners: names of runtimes that also run ONNX files: "openvino", "openvino-bf16", "openvino-fp16",
+            "onnxruntime-web", or the runtime of an installed package (`normdeploy.runtimes.third_party_runner`).
         progress: called with (stage, done, total); total is 0 if it is unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
