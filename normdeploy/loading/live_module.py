@@ -250,7 +250,7 @@ def trace_module(
         else:
             narrower = exclude_differing_sizes(comparison, wishes)
         if narrower == wishes:
-            return model
+            return replace(model, trace_runs=tuple(comparison.runs))
         wishes = narrower
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..errors import InputError
-from ..model import InputSpec, LoadedModel
+from ..model import InputSpec, LoadedModel, TraceRun
 from .program_signature import with_constant_inputs
 from .torch_state import preserve_torch_state, seed_torch
 
@@ -31,11 +32,13 @@ class TraceComparison:
     Attributes:
         model: the traced model.
         fresh: function that makes a copy of the module, because a run may change it.
+        runs: runs of the trace that agree with the module.
     """
 
     def __init__(self, model: LoadedModel, fresh: Callable[[], nn.Module]) -> None:
         self.model = model
         self.fresh = fresh
+        self.runs: list[TraceRun] = []
         self._agreed: dict[tuple[tuple[str, int], ...], bool | None] = {}
 
     @property
@@ -60,8 +63,8 @@ class TraceComparison:
     def _compare(self, sizes: Mapping[str, int]) -> bool | None:
         program = self.model.program
         try:
-            samples = zip(self.model.inputs, self.model.samples(0, sizes).values(), strict=True)
-            tensors = [_sample_to_tensor(given, value) for given, value in samples]
+            feeds = self.model.samples(0, sizes)
+            tensors = [_sample_to_tensor(spec, feeds[spec.name]) for spec in self.model.inputs]
         except InputError:
             # The sample would have too many values.
             return None
@@ -74,13 +77,25 @@ class TraceComparison:
         except Exception:
             # The user's forward may raise an exception of any type.
             return None
+        begun = time.perf_counter()
+        start = time.process_time()
         try:
             with torch.no_grad(), preserve_torch_state(), seed_torch():
                 given = tree_leaves(_AssertFreeInterpreter(self._make_graph()).run(*flat, enable_io_processing=False))
         except Exception:
             # torch may raise an exception of any type.
             return False
-        return len(wanted) == len(given) and all(map(_values_agree, wanted, given))
+        run = TraceRun(
+            program=program,
+            feeds=feeds,
+            outputs=given,
+            seconds=time.perf_counter() - begun,
+            processor_seconds=time.process_time() - start,
+        )
+        agree = len(wanted) == len(given) and all(map(_values_agree, wanted, given))
+        if agree:
+            self.runs.append(run)
+        return agree
 
     def _make_graph(self) -> torch.fx.GraphModule:
         """Make a module of the trace whose run does not change the program."""
