@@ -181,7 +181,8 @@ def _find_unsummed(graph: onnx.GraphProto) -> set[str]:
     unsummed = {output.name for output in graph.output}
     for node in reversed(graph.node):
         is_standard = node.domain in STANDARD
-        if is_standard and node.op_type in _LINEAR:
+        # Shape and Size read no elements.
+        if is_standard and node.op_type in _LINEAR | {"Shape", "Size"}:
             continue
         if is_standard and node.op_type in _MOVES and not unsummed.intersection(node.output):
             continue

@@ -87,6 +87,7 @@ def test_edge_values_reach_both_sides_of_a_threshold(rng: np.random.Generator) -
     [
         ("y = MatMul(x, w)", True),
         ("t = Transpose(x) y = MatMul(w, t)", True),
+        ("s = Shape(x) t = Reshape(x, s) y = MatMul(t, w)", True),
         ("r = Relu(x) y = MatMul(r, w)", False),
         ("z = MatMul(x, w) y = Add(z, x)", False),
         ("t = Transpose(x) z = MatMul(w, t) y = Mul(z, t)", False),
