@@ -145,8 +145,8 @@ class ParameterGuard(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             stated = func._schema.arguments
-            written = [value for value, argument in zip(args, stated, strict=False) if _is_written(argument)]
-            written += [kwargs[argument.name] for argument in stated if _is_written(argument) and argument.name in kwargs]
+            given = {argument.name: value for argument, value in zip(stated, args, strict=False)} | kwargs
+            written = [given.get(argument.name) for argument in stated if _is_written(argument)]
             tensors = [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
             if any(_memory_place(tensor) in self._places for tensor in tensors):
                 raise RuntimeError(f"{func} writes to a parameter")

@@ -28,7 +28,8 @@ def weights() -> Weights:
 def sealed_product(weights: Weights) -> tuple[onnx.ModelProto, list[NodeSeal]]:
     """Write a MatMul with a computed weight in read-only memory, and seal it."""
     old = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32)
-    graph = Graph(parsed(f"net (float[2, {SIZE}] x) => (float[2, {SIZE}] y) {{ y = MatMul(x, w) }}", w=old), weights=weights)
+    proto = parsed(f"net (float[2, {SIZE}] x) => (float[2, {SIZE}] y) {{ y = MatMul(x, w) }}", w=old)
+    graph = Graph(proto, weights=weights)
     (node,) = graph.nodes
     rounded = round_product(Product(old.astype(np.float64), np.full((1, SIZE), 1.1)))
     assert rounded is not None
