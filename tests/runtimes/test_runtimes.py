@@ -216,7 +216,7 @@ class Counting(nn.Module):
 
 
 class WritesWeights(nn.Module):
-    """Read weights by linear layers, and write to some of them before or after, also by views and in dropout's input."""
+    """Read weights by linear layers, and write to some of them, also by a view and by dropout's result."""
 
     def __init__(self) -> None:
         super().__init__()
