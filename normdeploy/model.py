@@ -401,6 +401,25 @@ class ModelSignature:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceRun:
+    """Run of a traced program on a random sample, whose outputs agree with the module's.
+
+    Attributes:
+        program: the program that ran.
+        feeds: inputs by name.
+        outputs: the program's flattened results.
+        seconds: seconds of the run.
+        processor_seconds: processor seconds of the run.
+    """
+
+    program: torch.export.ExportedProgram
+    feeds: Mapping[str, np.ndarray]
+    outputs: Sequence[Any]
+    seconds: float
+    processor_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadedModel(ModelSignature):
     """PyTorch model in eval mode.
 
@@ -411,6 +430,7 @@ class LoadedModel(ModelSignature):
         notes: remarks for the user on how the model was loaded.
         constants: parameters of forward that are constants of the program, by name.
         unprepared: the user's model, which takes prepared images; None if ``images`` is empty.
+        trace_runs: runs of the program in the comparison with the module.
     """
 
     program: torch.export.ExportedProgram
@@ -418,6 +438,7 @@ class LoadedModel(ModelSignature):
     notes: tuple[str, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     unprepared: LoadedModel | None = None
+    trace_runs: tuple[TraceRun, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def as_signature(self) -> ModelSignature:

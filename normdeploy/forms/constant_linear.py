@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..graphs.exact_constants import min_and_max
+from ..graphs.exact_constants import Product, min_and_max, round_product
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, RefusalKind
 from ..storage.onnx_domains import is_standard
@@ -132,7 +132,7 @@ class ConstantLinear:
             or str(self.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "VALID", "b'NOTSET'", "b'VALID'")
         )
 
-    def scale_output(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def scale_output(self, a: np.ndarray, b: np.ndarray) -> tuple[Product, np.ndarray]:
         """Compute weight and bias of a·(W·x + c) + b.
 
         Args:
@@ -141,17 +141,21 @@ class ConstantLinear:
         Returns:
             the weight in the shape of ``w``, and the bias.
         """
-        w = self.w
-        ones = [1] * (self.w.ndim - 2)
+        return Product(self.w, self._output_factors(a)), a * self.c + b
+
+    def _output_factors(self, a: np.ndarray) -> np.ndarray:
+        """Lay a vector over the output channels out in the rank of the weight."""
+        rank = self.w.ndim
+        if self.node.op == "ConvTranspose":
+            groups = a.reshape(self.groups, -1)
+            return np.repeat(groups, len(self.w) // self.groups, axis=0).reshape(len(self.w), -1, *[1] * (rank - 2))
         if self.node.op == "Conv":
-            w2 = w * a.reshape(-1, 1, *ones)
-        elif self.node.op == "ConvTranspose":
-            w2 = (w.reshape(self.groups, -1, *w.shape[1:]) * a.reshape(self.groups, 1, -1, *ones)).reshape(w.shape)
+            axis = 0
         elif self.node.op == "Gemm":
-            w2 = w * (a[:, None] if self.is_transposed else a)
+            axis = 0 if self.is_transposed else 1
         else:
-            w2 = w * (a if self.weight == 1 else a[:, None])
-        return w2, a * self.c + b
+            axis = rank - 1 if self.weight == 1 else rank - 2
+        return a.reshape([-1 if i == axis else 1 for i in range(rank)])
 
     def scale_input(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Compute weight and bias of W·(a·x + b) + c. The op must not pad its input.
@@ -199,12 +203,20 @@ class ConstantLinear:
         def recompute_weight() -> np.ndarray:
             w = graph.value(stored)
             linear = replace(bare, w=w if alpha == 1.0 else w * alpha)
-            return (linear.scale_output if output else linear.scale_input)(a, np.zeros_like(a))[0]
+            if output:
+                return linear.scale_output(a, np.zeros_like(a))[0].compute()
+            return linear.scale_input(a, np.zeros_like(a))[0]
 
         return recompute_weight
 
     def write_nodes(
-        self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype
+        self,
+        graph: Graph,
+        data: gs.Tensor,
+        weight: np.ndarray | Product,
+        shift: np.ndarray,
+        like: gs.Tensor,
+        dtype: np.dtype,
     ) -> list[gs.Node] | Refusal:
         """Write the op with another weight and bias.
 
@@ -214,11 +226,12 @@ class ConstantLinear:
         Returns:
             the op, followed by an Add for the bias of a MatMul. A refusal if a number does not fit into ``dtype``.
         """
-        if not is_representable(dtype, w, shift):
-            return Refusal(f"the folded weight is out of range for {dtype.name}", like.name)
         name = self.node.name or like.name
+        stored = _add_weight(graph, self.node.inputs[self.weight].name or f"{name}_weight", weight, dtype)
+        if stored is None or not is_representable(dtype, shift):
+            return Refusal(f"the folded weight is out of range for {dtype.name}", like.name)
         inputs = [data, data]
-        inputs[self.weight] = graph.add_constant(self.node.inputs[self.weight].name or f"{name}_weight", w, dtype)
+        inputs[self.weight] = stored
         if self.node.op == "MatMul":
             node = graph.make_node("MatMul", inputs, like, self.attrs)
             if not shift.any():
@@ -240,6 +253,24 @@ class ConstantLinear:
                 graph.add_constant(bias or f"{name}_bias", np.broadcast_to(shift, self.output_channels), dtype)
             )
         return [graph.make_node(self.node.op, inputs, like, self.attrs)]
+
+
+def _add_weight(graph: Graph, name: str, weight: np.ndarray | Product, dtype: np.dtype) -> gs.Constant | None:
+    """Add a weight to the graph.
+
+    Returns:
+        the constant; None if a number does not fit into ``dtype``.
+    """
+    if isinstance(weight, Product):
+        rounded = round_product(weight) if dtype == np.float32 else None
+        if rounded is not None:
+            if is_range_representable(dtype, rounded.low, rounded.high):
+                return graph.add_rounded(name, rounded)
+            return None
+        weight = weight.compute()
+    if is_representable(dtype, weight):
+        return graph.add_constant(name, weight, dtype)
+    return None
 
 
 def title_of(node: gs.Node) -> str:
@@ -335,12 +366,17 @@ def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
     Returns:
         True if the largest magnitude of each array is 0, or is finite and at least 2^7 times the smallest subnormal.
     """
+    return all(is_range_representable(dtype, low, high) for low, high in map(min_and_max, values))
+
+
+def is_range_representable(dtype: np.dtype, low: float, high: float) -> bool:
+    """Check an array as `is_representable` does, by its smallest and its largest element."""
     limits = ml_dtypes.finfo(dtype)
     # The largest rounding error of a subnormal is half the smallest subnormal. Relative to ``least``, this error is
     # 2⁻⁸, the unit roundoff of bfloat16.
     least = 2.0**7 * float(limits.smallest_subnormal)
-    largest = [max(high, -low) for low, high in map(min_and_max, values)]
-    return all(m == 0 or least <= m <= float(limits.max) for m in largest)
+    largest = max(high, -low)
+    return largest == 0 or least <= largest <= float(limits.max)
 
 
 def channel_vector(values: np.ndarray, axis: int, channels: int) -> np.ndarray | None:

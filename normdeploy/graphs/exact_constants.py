@@ -6,6 +6,7 @@ A large float32 constant takes 4 extra bytes per element, half of a float64 copy
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -17,6 +18,84 @@ _PIECE = 2**14
 # Smallest magnitude of a nonzero element for which a remainder is kept. The rounding error of a smaller element has too
 # few digits in float32.
 _SMALLEST = 2.0**-80
+
+
+@dataclass(frozen=True)
+class Product:
+    """Product of a float64 array and factors, which is computed in pieces when it is read.
+
+    Attributes:
+        array: of at least one axis.
+        factors: of the same rank, broadcast to the shape of ``array``.
+    """
+
+    array: np.ndarray
+    factors: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return self.array.size
+
+    def compute(self) -> np.ndarray:
+        """Return the product in float64."""
+        return np.asarray(self.array * self.factors)
+
+    def iter_pieces(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield the product in pieces along the first axis, which stay in the processor's cache if a row fits.
+
+        Returns: the slice, and its elements in float64. The next piece overwrites the array.
+        """
+        rows = len(self.array)
+        count = max(1, _PIECE * rows // max(1, self.array.size))
+        piece = np.empty((min(count, rows), *self.array.shape[1:]))
+        for start in range(0, rows, count):
+            places = slice(start, min(start + count, rows))
+            factors = self.factors if len(self.factors) == 1 else self.factors[places]
+            yield places, np.multiply(self.array[places], factors, out=piece[: places.stop - start])
+
+
+@dataclass(frozen=True)
+class RoundedArray:
+    """Array rounded to float32, with its remainder in float32.
+
+    Attributes:
+        low, high: smallest and largest element before rounding.
+    """
+
+    rounded: np.ndarray
+    remainder: np.ndarray
+    low: float
+    high: float
+
+
+def round_product(product: Product) -> RoundedArray | None:
+    """Round a product to float32 in one pass, because memory is the bottleneck.
+
+    Returns: the rounded elements; None if there are few elements, or if float32 can't hold the elements or their
+        remainder.
+    """
+    if product.size <= _FEW:
+        return None
+    rounded = np.empty(product.array.shape, np.float32)
+    remainder = np.empty(product.array.shape, np.float32)
+    lows = []
+    highs = []
+    with np.errstate(all="ignore"):
+        for places, exact in product.iter_pieces():
+            lows.append(exact.min())
+            highs.append(exact.max())
+            piece = rounded[places]
+            piece[...] = exact
+            if not np.abs(piece).min() >= _SMALLEST and not ((np.abs(exact) >= _SMALLEST) | (exact == 0)).all():
+                return None
+            remainder[places] = np.subtract(exact, piece, out=exact)
+    low = float(np.min(lows))
+    high = float(np.max(highs))
+    limit = float(np.finfo(np.float32).max)
+    if not -limit <= low <= high <= limit:
+        return None
+    return RoundedArray(rounded, remainder, low, high)
 
 
 class ExactConstants:
@@ -46,11 +125,20 @@ class ExactConstants:
         if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
             part = _rounding_remainder(exact.reshape(-1), rounded.reshape(-1))
             if part is not None:
-                # `is_rounded_value` relies on the elements.
-                rounded.setflags(write=False)
-                self._parts[id(stored)] = rounded, part.reshape(exact.shape)
+                self.store_rounded(stored, rounded, part.reshape(exact.shape))
                 return
         self._whole[id(stored)] = exact
+
+    def store_rounded(self, stored: gs.Constant, rounded: np.ndarray, remainder: np.ndarray) -> None:
+        """Store the value of a constant as the sum of two float32 arrays.
+
+        Args:
+            stored: holds ``rounded``.
+            rounded: the correctly rounded value; it becomes read-only.
+        """
+        # `is_rounded_value` relies on the elements.
+        rounded.setflags(write=False)
+        self._parts[id(stored)] = rounded, remainder
 
     def drop_remainder(self, key: int, again: Callable[[], np.ndarray]) -> None:
         """Drop the remainder of a large constant.

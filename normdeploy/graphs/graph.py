@@ -19,6 +19,7 @@ from ..evaluate.evaluator_core import is_quantized_type
 from ..storage.proto_traversal import copy_field
 from ..storage.shared_weights import Weights, is_shareable_weight, share_array
 from .dims import Dims
+from .exact_constants import RoundedArray
 from .file_graph import NEWEST, FileGraph, value_inputs
 from .linked_graph import nodes_with_subgraphs
 from .proto_queries import IR_OF_CONSTANTS, all_names
@@ -79,6 +80,19 @@ class Graph(FileGraph):
         self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
             self.exact.store_exact(stored, exact)
+        return stored
+
+    def add_rounded(self, name: str, array: RoundedArray) -> gs.Constant:
+        """Add an initializer of float32 that remembers the value before rounding.
+
+        Args:
+            name: made unique if it is in use.
+
+        Returns: the new constant.
+        """
+        stored = gs.Constant(self._fresh_name(name), array.rounded)
+        self._keep.append(stored)
+        self.exact.store_rounded(stored, array.rounded, array.remainder)
         return stored
 
     def make_node(

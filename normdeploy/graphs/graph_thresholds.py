@@ -19,6 +19,7 @@ from ..storage.proto_traversal import attribute_graphs
 from ..storage.shared_weights import tensor_array
 from ..types import Arrays
 from .index_bounds import IndexLimit, find_index_bounds
+from .proto_queries import captured_names
 
 # Maximum number of elements of a constant that is read as thresholds.
 _FEW = 64
@@ -84,6 +85,9 @@ _AT_ZERO = frozenset(
     }
 )
 _COMPARED = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Min", "Max", "Mod"})
+_LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+# Ops that only move elements.
+_MOVES = frozenset({"Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 # Op → positions of the inputs that determine sizes of a result or positions to read; None for all inputs.
 _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
     "Reshape": (1, 2, 3, 4),
@@ -137,12 +141,14 @@ class GraphThresholds:
         named: all thresholds of the graph, as its constants state them.
         sized: inputs that determine sizes or positions. Large numbers there would fill the memory or be out of range.
         limits: integer input → range of the rows that it may look up.
+        summed: inputs whose elements the graph reads only as terms of the sums of linear ops.
     """
 
     values: dict[str, tuple[float, ...]] = field(default_factory=dict)
     named: tuple[float, ...] = ()
     sized: frozenset[str] = frozenset()
     limits: Mapping[str, IndexLimit] = field(default_factory=dict)
+    summed: frozenset[str] = frozenset()
 
     def for_input(self, name: str) -> tuple[float, ...]:
         """List the thresholds to draw for an input.
@@ -166,7 +172,23 @@ def find_thresholds(proto: onnx.ModelProto) -> GraphThresholds:
         named=tuple(walk.named)[:_MOST],
         sized=frozenset(walk.sized.intersection(inputs)),
         limits=find_index_bounds(proto).values,
+        summed=frozenset(inputs) - _find_unsummed(proto.graph),
     )
+
+
+def _find_unsummed(graph: onnx.GraphProto) -> set[str]:
+    """Return the tensors that an op reads otherwise than as terms of the sums of a linear op."""
+    unsummed = {output.name for output in graph.output}
+    for node in reversed(graph.node):
+        is_standard = node.domain in STANDARD
+        # Shape and Size read no elements.
+        if is_standard and node.op_type in _LINEAR | {"Shape", "Size"}:
+            continue
+        if is_standard and node.op_type in _MOVES and not unsummed.intersection(node.output):
+            continue
+        unsummed.update(node.input)
+        unsummed |= captured_names(node)
+    return unsummed
 
 
 # ------------------------------------------------------------------ thresholds of a graph

@@ -243,14 +243,14 @@ def trace_module(
         )
     while True:
         model = _trace_model(module, args, kwargs, wishes, dynamic_shapes, eval_mode, kind, constants)
-        comparison = TraceComparison(model, lambda: copy_module(module))
+        comparison = TraceComparison(model, functools.partial(copy_module, module))
         has_branches = drop_guessed_asserts(comparison)
         if has_branches and not wishes.trusts_steps:
             narrower = replace(wishes, trusts_steps=True)
         else:
             narrower = exclude_differing_sizes(comparison, wishes)
         if narrower == wishes:
-            return model
+            return replace(model, trace_runs=tuple(comparison.runs))
         wishes = narrower
 
 

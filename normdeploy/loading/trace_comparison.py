@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..errors import InputError
-from ..model import InputSpec, LoadedModel
+from ..model import InputSpec, LoadedModel, TraceRun
 from .program_signature import with_constant_inputs
 from .torch_state import preserve_torch_state, seed_torch
 
@@ -20,6 +23,8 @@ from .torch_state import preserve_torch_state, seed_torch
 ASSERT = torch.ops.aten._assert_scalar.default
 # Maximum number of parameters of a model that is compared. Each run copies the module.
 MOST_PARAMETERS = 2**28
+# Minimum bytes of weights that a run of the module does not copy. For fewer, a copy takes less time than the guard.
+LARGE = 2**25
 # Allowed difference of outputs, in units of the output dtype's epsilon. The module and its trace run the same
 # operators. Results differ only if several threads add the terms of a sum in another order.
 _ROUNDINGS = 256
@@ -30,12 +35,15 @@ class TraceComparison:
 
     Attributes:
         model: the traced model.
-        fresh: function that makes a copy of the module, because a run may change it.
+        fresh: function that makes a copy of the module, because a run may change it. With ``shared=True``, the copy's
+            parameters share the module's memory.
+        runs: runs of the trace that agree with the module.
     """
 
-    def __init__(self, model: LoadedModel, fresh: Callable[[], nn.Module]) -> None:
+    def __init__(self, model: LoadedModel, fresh: Callable[..., nn.Module]) -> None:
         self.model = model
         self.fresh = fresh
+        self.runs: list[TraceRun] = []
         self._agreed: dict[tuple[tuple[str, int], ...], bool | None] = {}
 
     @property
@@ -60,27 +68,55 @@ class TraceComparison:
     def _compare(self, sizes: Mapping[str, int]) -> bool | None:
         program = self.model.program
         try:
-            samples = zip(self.model.inputs, self.model.samples(0, sizes).values(), strict=True)
-            tensors = [_sample_to_tensor(given, value) for given, value in samples]
+            feeds = self.model.samples(0, sizes)
+            tensors = [_sample_to_tensor(spec, feeds[spec.name]) for spec in self.model.inputs]
         except InputError:
             # The sample would have too many values.
             return None
         flat = with_constant_inputs(program, tensors)
-        args, kwargs = tree_unflatten(flat, program.call_spec.in_spec)
         try:
-            # A forward that draws random numbers draws the same numbers in the trace.
-            with torch.no_grad(), preserve_torch_state(), seed_torch():
-                wanted = tree_leaves(self.fresh()(*args, **kwargs))
+            wanted = self._run_module(flat)
         except Exception:
             # The user's forward may raise an exception of any type.
             return None
+        begun = time.perf_counter()
+        start = time.process_time()
         try:
             with torch.no_grad(), preserve_torch_state(), seed_torch():
                 given = tree_leaves(_AssertFreeInterpreter(self._make_graph()).run(*flat, enable_io_processing=False))
         except Exception:
             # torch may raise an exception of any type.
             return False
-        return len(wanted) == len(given) and all(map(_values_agree, wanted, given))
+        run = TraceRun(
+            program=program,
+            feeds=feeds,
+            outputs=given,
+            seconds=time.perf_counter() - begun,
+            processor_seconds=time.process_time() - start,
+        )
+        agree = len(wanted) == len(given) and all(map(_values_agree, wanted, given))
+        if agree:
+            self.runs.append(run)
+        return agree
+
+    def _run_module(self, flat: Sequence[Any]) -> list[Any]:
+        """Run a copy of the module on copies of the inputs.
+
+        Returns:
+            Its flattened results.
+        """
+        if sum(value.nbytes for value in self.model.program.state_dict.values()) >= LARGE:
+            module = self.fresh(shared=True)
+            with suppress(Exception), ParameterGuard(module):
+                return self._call_module(module, flat)
+        return self._call_module(self.fresh(), flat)
+
+    def _call_module(self, module: nn.Module, flat: Sequence[Any]) -> list[Any]:
+        own = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
+        args, kwargs = tree_unflatten(own, self.model.program.call_spec.in_spec)
+        # A forward that draws random numbers draws the same numbers in the trace.
+        with torch.no_grad(), preserve_torch_state(), seed_torch():
+            return tree_leaves(module(*args, **kwargs))
 
     def _make_graph(self) -> torch.fx.GraphModule:
         """Make a module of the trace whose run does not change the program."""
@@ -88,6 +124,41 @@ class TraceComparison:
         if self.model.written:
             return copy.deepcopy(graph)
         return graph
+
+
+class ParameterGuard(TorchDispatchMode):
+    """Context in which an operator that writes to a parameter of a module raises an error before it writes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._places = {_memory_place(parameter) for parameter in module.parameters()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator.
+
+        Returns:
+            Its result.
+
+        Raises:
+            RuntimeError: it would write to a parameter.
+        """
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            stated = func._schema.arguments
+            given = {argument.name: value for argument, value in zip(stated, args, strict=False)} | kwargs
+            written = [given.get(argument.name) for argument in stated if _is_written(argument)]
+            tensors = [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+            if any(_memory_place(tensor) in self._places for tensor in tensors):
+                raise RuntimeError(f"{func} writes to a parameter")
+        return func(*args, **kwargs)
+
+
+def _memory_place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 class _AssertFreeInterpreter(torch.fx.Interpreter):

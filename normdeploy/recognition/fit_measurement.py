@@ -153,7 +153,10 @@ def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
     unit = replace(like, epsilon=0.0, gamma=np.ones(()), beta=np.zeros(()))(_LARGE * z)
-    if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
+    size = np.abs(unit)
+    # A small element near the mean of its group would not give gamma accurately. A norm of length 1 has small elements
+    # only.
+    if not (np.isfinite(up).all() and np.isfinite(down).all()) or size.min() < 0.05 * min(1.0, float(size.max())):
         return None
     refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
     if _differs_on_fresh_input(ask, refitted):

@@ -50,7 +50,6 @@ def _measure_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Reje
     fits: list[NormFit] = []
     given: list[list[np.ndarray]] = []
     refusal = RejectedReading("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
-    template = region.template
     for bound, size in bound_regions(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
@@ -59,14 +58,14 @@ def _measure_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Reje
                 region.y.name,
                 clarity=Clarity.APART,
             )
-        like = graph.memo.get((template, size))
-        fitted = measure_fit(bound, size, others, like if isinstance(like, NormFit) else None)
+        fitted = measure_fit(bound, size, others, _find_similar_fit(region, size))
         if isinstance(fitted, RejectedReading):
             refusal = replace(fitted, tensor=region.y.name, region=region)
             if fitted.kind is RefusalKind.NOT_EVALUATED:
                 continue
             return refusal
-        graph.memo.setdefault((template, size), fitted.resize(size))
+        for key in _similarity_keys(region, size):
+            graph.memo.setdefault(key, fitted.resize(size))
         fits.append(fitted)
         given.append(others)
         if len(fits) == 2 or not _has_dynamic_groups(shape, fitted):
@@ -89,6 +88,27 @@ def _measure_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Reje
     if unbiased is not None:
         norm = replace(norm, ddof=1)
     return norm
+
+
+def _similarity_keys(region: Region, size: tuple[int, ...]) -> tuple[object, ...]:
+    """Return keys of fits that a region may share, the most similar region first.
+
+    Regions of one template have the same function up to large constants. Regions of one leaf may be a norm without and
+    with its gamma. Regions with the same ops may be the norms of layers with other sizes.
+    """
+    ops = tuple(node.op for node in region.nodes)
+    return (region.template, size), (id(region.leaves[0]), size), (ops, len(size))
+
+
+def _find_similar_fit(region: Region, size: tuple[int, ...]) -> NormFit | None:
+    """Find the fit of a similar region, whose gamma and beta may differ."""
+    same, *others = (region.graph.memo.get(key) for key in _similarity_keys(region, size))
+    # A fit with epsilon 0 also passes the check for another small epsilon, so only an equal template vouches for 0.
+    fits = [same, *(fit for fit in others if isinstance(fit, NormFit) and fit.epsilon > 0)]
+    fit = next((fit for fit in fits if isinstance(fit, NormFit)), None)
+    if fit is None or (fit.split is not None and size[fit.split] % fit.block):
+        return None
+    return fit.resize(size)
 
 
 def norm_like_other(region: Region, other: Norm) -> Norm | None:

@@ -235,9 +235,9 @@ def _scale_factors(share: FoldShare) -> np.ndarray:
     linear = share.linear
     alpha = float(share.linear.node.attrs.get("alpha", 1.0))
     ones = replace(linear, w=np.full(linear.w.shape, alpha))
-    return (ones.scale_output if share.side == "output" else ones.scale_input)(share.scale, np.zeros_like(share.scale))[
-        0
-    ]
+    if share.side == "output":
+        return ones.scale_output(share.scale, np.zeros_like(share.scale))[0].compute()
+    return ones.scale_input(share.scale, np.zeros_like(share.scale))[0]
 
 
 def rescaled_parts(

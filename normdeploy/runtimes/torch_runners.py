@@ -28,7 +28,7 @@ from ..loading.live_module import copy_module
 from ..loading.program_signature import user_outputs, with_constant_inputs
 from ..loading.torch_state import PROCESS_STATE, preserve_torch_state
 from ..loading.transformers_switches import omit_caches
-from ..model import LoadedModel
+from ..model import LoadedModel, TraceRun
 from ..types import Arrays
 from . import HeldRunner, RunResult
 from .data_independent import DataIndependent
@@ -41,6 +41,14 @@ from .ordering_operators import ChoiceGuide
 
 # Value of ``--precision`` -> dtype.
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# Operators that read most weights. They neither write to an argument nor return a view of one.
+_READERS = frozenset(
+    {
+        *(f"aten::{op}" for op in ("linear", "mm", "addmm", "bmm", "matmul", "embedding", "convolution")),
+        *(f"aten::conv{rank}d" for rank in (1, 2, 3)),
+        *(f"aten::conv_transpose{rank}d" for rank in (1, 2, 3)),
+    }
+)
 
 
 class _TorchRunner(HeldRunner):
@@ -54,6 +62,8 @@ class _TorchRunner(HeldRunner):
         self._graph = graph
         self._lifted = lifted
         self._mutates = any(_is_mutating(node) for inner in _iter_graphs(graph) for node in inner.nodes)
+        # Names of the lifted values that a run may write to.
+        self._writable = frozenset(_find_writable(graph) if self._mutates else ())
         self._guide: ChoiceGuide | None = None
 
     @contextmanager
@@ -86,7 +96,8 @@ class _TorchRunner(HeldRunner):
             else:
                 # Copy values that the graph writes to, so that every call begins from the loaded values.
                 value = lifted[spec.arg.name]
-                arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
+                is_written = spec.arg.name in self._writable and isinstance(value, torch.Tensor)
+                arguments.append(value.clone() if is_written else value)
         return arguments
 
     def _name_outputs(self, returned: Sequence[Any]) -> RunResult:
@@ -132,6 +143,18 @@ class EagerRunner(_TorchRunner):
             raise InputError(
                 f"the model does not run on these inputs: {failed}; pass sizes and values that it accepts"
             ) from failed
+
+    def find_trace_run(self, feeds: Arrays) -> TraceRun | None:
+        """Return the run of the same program on the same inputs that loading has made; None if there is none."""
+        # In bfloat16, the trace ran with other kernels than `infer` uses.
+        if self._bfloat16:
+            return None
+        runs = (run for run in self._model.trace_runs if run.program is self._model.program)
+        return next((run for run in runs if _have_equal_bits(run.feeds, feeds)), None)
+
+    def trace_outputs(self, run: TraceRun) -> RunResult:
+        """Name the outputs of a run of the trace as ``infer`` does."""
+        return self._name_user_outputs(run.outputs)
 
 
 class ModuleRunner(_TorchRunner):
@@ -254,8 +277,7 @@ class Float64Runner(_TorchRunner):
         self._settled = find_data_independent_nodes(self._graph, self._lifted)
         self._interpreter = partial(WideningInterpreter, settled=self._settled)  # type: ignore[assignment]
         # A tensor that the graph writes to must be the same object for the whole run.
-        if self._mutates:
-            self._lifted = {name: widen_tensor(value) for name, value in self._lifted.items()}
+        self._lifted |= {name: widen_tensor(self._lifted[name]) for name in self._writable & self._lifted.keys()}
 
     def infer(self, feeds: Arrays) -> RunResult:
         """Run the model once in float64.
@@ -268,7 +290,7 @@ class Float64Runner(_TorchRunner):
             NormdeployError: an operator does not run in float64.
         """
         lifted = {
-            n: NarrowParameter(v) if isinstance(v, torch.Tensor) and not self._mutates else v
+            n: NarrowParameter(v) if isinstance(v, torch.Tensor) and n not in self._writable else v
             for n, v in self._lifted.items()
         }
         return self._run_widened([widen_tensor(tensor) for tensor in self._input_tensors(feeds)], lifted)
@@ -468,6 +490,15 @@ def _cast_as_traced(value: Any, stated: Any) -> Any:
     return value
 
 
+def _have_equal_bits(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(
+        value.dtype == other[name].dtype
+        and value.shape == other[name].shape
+        and value.tobytes() == other[name].tobytes()
+        for name, value in one.items()
+    )
+
+
 def lifted_values(program: torch.export.ExportedProgram) -> dict[str, Any]:
     """Collect the parameters, buffers and constants that the graph takes as arguments.
 
@@ -500,6 +531,17 @@ def _without_amx() -> Iterator[None]:
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
             yield
+
+
+def _find_writable(graph: torch.fx.GraphModule) -> Iterator[str]:
+    """Yield the names of the inputs of a graph that another operator than those of `_READERS` reads.
+
+    Such an operator may write to the input, or return a view to which another operator writes.
+    """
+    for node in graph.graph.nodes:
+        schemas = (getattr(user.target, "_schema", None) for user in node.users)
+        if node.op == "placeholder" and any(schema is None or schema.name not in _READERS for schema in schemas):
+            yield node.name
 
 
 def _is_mutating(node: torch.fx.Node) -> bool:

@@ -82,6 +82,39 @@ def test_edge_values_reach_both_sides_of_a_threshold(rng: np.random.Generator) -
     assert np.signbit(drawn[drawn == 0]).any()
 
 
+@pytest.mark.parametrize(
+    ("body", "summed"),
+    [
+        ("y = MatMul(x, w)", True),
+        ("t = Transpose(x) y = MatMul(w, t)", True),
+        ("s = Shape(x) t = Reshape(x, s) y = MatMul(t, w)", True),
+        ("r = Relu(x) y = MatMul(r, w)", False),
+        ("z = MatMul(x, w) y = Add(z, x)", False),
+        ("t = Transpose(x) z = MatMul(w, t) y = Mul(z, t)", False),
+        ("s = Sign(x) b = Identity(x) z = MatMul(b, w) y = Add(z, s)", False),
+        ("y = Identity(x)", False),
+    ],
+)
+def test_inputs_that_only_sums_read_get_no_subnormal_numbers(body: str, summed: bool, rng: np.random.Generator) -> None:
+    proto = net(body, "float[4, 4] x", "float[4, 4] y", w=np.ones((4, 4), np.float32))
+    edges = find_thresholds(proto)
+    assert edges.summed == ({"x"} if summed else set())
+    least = np.finfo(np.float32)
+    drawn = draw_threshold_values(spec("float32"), edges, rng, {})
+    assert ({least.smallest_normal, -least.smallest_normal} <= set(drawn)) == summed
+    subnormal = (drawn != 0) & (np.abs(drawn) < least.smallest_normal)
+    assert subnormal.any() != summed
+
+
+def test_an_input_that_a_body_reads_gets_subnormal_numbers() -> None:
+    proto = parsed(
+        "net (float[4, 4] x, bool c) => (float[4, 4] y) { z = MatMul(x, w) y = If (c) <then_branch = a () => "
+        "(float[4, 4] r) { r = Abs(x) }, else_branch = b () => (float[4, 4] s) { s = Identity(z) }> }",
+        w=np.ones((4, 4), np.float32),
+    )
+    assert "x" not in find_thresholds(proto).summed
+
+
 def test_edge_values_of_integers_reach_large_ones_unless_they_are_sizes(rng: np.random.Generator) -> None:
     free = draw_threshold_values(spec("int64"), GraphThresholds(), rng, {})
     assert {np.iinfo(np.int64).min, np.iinfo(np.int64).max, -1} <= set(free.tolist())

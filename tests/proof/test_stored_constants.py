@@ -118,9 +118,12 @@ PLANTED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_folded_weight_that_is_wrong_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ConstantLinear.scale_output
-    monkeypatch.setattr(
-        ConstantLinear, "scale_output", lambda self, a, b: (PLANTED[name](real(self, a, b)[0]), real(self, a, b)[1])
-    )
+
+    def scale_wrongly(self: ConstantLinear, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        weight, bias = real(self, a, b)
+        return PLANTED[name](weight.compute()), bias
+
+    monkeypatch.setattr(ConstantLinear, "scale_output", scale_wrongly)
     found = only(convolution(spread=10))
     assert found.status == "undone"
     assert found.certificate is not None

@@ -109,6 +109,12 @@ def test_what_differs_in_more_is_no_like(second: Kind, guesses: list[bool]) -> N
     assert summary.findings[1].axes == ((1,) if second[3] == -1 else (0,))
 
 
+@pytest.mark.parametrize(("first", "second"), [(0.0, 1e-12), (1e-12, 0.0), (0.0, 1e-25), (1e-25, 1e-5)])
+def test_an_epsilon_is_not_taken_from_a_norm_whose_epsilon_shows_nowhere(first: float, second: float) -> None:
+    summary = optimized([drawn(1, epsilon=first), drawn(2, epsilon=second)])
+    assert [f.epsilon for f in summary.findings] == [np.float32(first), np.float32(second)]
+
+
 PLAIN_ROWS = """
     <ir_version: 10, opset_import: ["" : 18]>
     agraph (float[4, 6] x) => (float[4, 6] y)

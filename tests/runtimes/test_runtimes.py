@@ -215,6 +215,40 @@ class Counting(nn.Module):
         return x.relu_() + self.calls + self.fixed
 
 
+class WritesWeights(nn.Module):
+    """Read weights by linear layers, and write to some of them, also by a view and by dropout's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3, bias=False)
+        self.viewed = nn.Parameter(torch.ones(3, 3))
+        self.dropped = nn.Parameter(torch.ones(3, 3))
+        self.table = nn.Embedding(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) @ self.viewed + self.table(torch.zeros(2, dtype=torch.int64))
+        self.viewed.t().mul_(2)
+        nn.functional.dropout(self.dropped, 0.5, False).add_(1)
+        return y.relu_() @ self.viewed @ self.dropped
+
+
+@pytest.mark.parametrize("runner", [EagerRunner, Float64Runner])
+def test_a_run_that_writes_to_weights_begins_from_the_loaded_ones(
+    runner: type[EagerRunner] | type[Float64Runner],
+) -> None:
+    module = WritesWeights().requires_grad_(False)
+    model = model_of(module, "x:float32[2,3]")
+    state = {k: v.clone() for k, v in model.program.state_dict.items()}
+    feeds = model.samples(0)
+    with runner(model) as run:
+        first, second = run.infer(feeds), run.infer(feeds)
+    y = module.linear(torch.from_numpy(feeds["x"])) @ torch.ones(3, 3) + module.table.weight[0]
+    expected = y.relu() @ torch.full((3, 3), 2.0) @ torch.full((3, 3), 2.0)
+    assert np.allclose(first["output"], expected.numpy(), rtol=1e-5)
+    assert (second["output"] == first["output"]).all()
+    assert all(torch.equal(state[k], v) for k, v in model.program.state_dict.items())
+
+
 @pytest.mark.parametrize("runner", [EagerRunner, Float64Runner])
 def test_a_run_changes_nothing(runner: type[EagerRunner] | type[Float64Runner]) -> None:
     model = model_of(Counting(), "x:float32[2,3]")
