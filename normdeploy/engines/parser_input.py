@@ -15,6 +15,7 @@ from ..errors import GraphError
 from ..graphs.declared_inputs import tensor_spec
 from ..model import InputSpec, Shapes, TensorSpec
 from ..norms.function_bodies import calls_by_function, functions_to_rename, rename_colliding_inputs
+from ..norms.norm_op import DOMAIN
 from ..option_values import TENSORRT
 from ..rewriting import norm_optimizer
 from ..storage.export_record import read_record
@@ -23,6 +24,9 @@ from ..storage.proto_traversal import required_inputs
 from ..types import Progress
 from . import norm_implementations
 from .norm_implementations import Implementation
+
+# Own ops whose bodies have onnxruntime's best form of a group norm.
+_REGROUPED = ("GroupNorm", "GroupNormSiLU")
 
 
 def implement_requested_norms(
@@ -80,12 +84,14 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Check if the file has group norms that normdeploy expanded into onnxruntime's best form (`forms.group_norm`).
-    TensorRT instead has one layer for the whole norm.
+    """Check if the file has group norms in onnxruntime's best form (`forms.group_norm`), as nodes or as the body of an
+    own op. TensorRT instead has one layer for the whole norm.
 
     Returns:
         true if a native build for TensorRT writes these norms as one node.
     """
+    if any(n.domain == DOMAIN and n.op_type in _REGROUPED for n in proto.graph.node):
+        return True
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}

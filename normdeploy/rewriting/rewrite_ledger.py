@@ -104,17 +104,6 @@ class RewriteOptions:
         }
         return reasons | {op: f"the target does not run its node {op}" for op in self.avoided}
 
-    @property
-    def form_runtime(self) -> str:
-        """Return the runtime whose measured forms are written.
-
-        Returns:
-            "" to write each norm as a single node, because ``--fuse portable`` joins single nodes.
-        """
-        if self.runtime == "any" and self.fuse == "portable":
-            return ""
-        return self.runtime
-
 
 @dataclass(eq=False)
 class LedgerEntry:
