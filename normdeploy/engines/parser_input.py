@@ -25,8 +25,8 @@ from ..types import Progress
 from . import norm_implementations
 from .norm_implementations import Implementation
 
-# Own ops whose bodies have onnxruntime's best form of a group norm.
-_REGROUPED = ("GroupNorm", "GroupNormSiLU")
+# Own ops whose bodies have onnxruntime's best form, with views that TensorRT does not need.
+_REGROUPED = ("GroupNorm", "GroupNormSiLU", "AddLayerNorm")
 
 
 def implement_requested_norms(
@@ -84,8 +84,8 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Check if the file has group norms in onnxruntime's best form (`forms.group_norm`), as nodes or as the body of an
-    own op. TensorRT instead has one layer for the whole norm.
+    """Check if the file has norms in onnxruntime's best form (`forms.group_norm`), as nodes or as an own op's body.
+    TensorRT instead has one layer for the whole norm.
 
     Returns:
         true if a native build for TensorRT writes these norms as one node.
