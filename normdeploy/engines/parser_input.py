@@ -15,7 +15,7 @@ from ..errors import GraphError
 from ..graphs.declared_inputs import tensor_spec
 from ..model import InputSpec, Shapes, TensorSpec
 from ..norms.function_bodies import calls_by_function, functions_to_rename, rename_colliding_inputs
-from ..norms.norm_op import DOMAIN
+from ..norms.third_party import function_op_row
 from ..option_values import TENSORRT
 from ..rewriting import norm_optimizer
 from ..storage.export_record import read_record
@@ -24,9 +24,6 @@ from ..storage.proto_traversal import required_inputs
 from ..types import Progress
 from . import norm_implementations
 from .norm_implementations import Implementation
-
-# Own ops whose bodies have onnxruntime's best form, with views that TensorRT does not need.
-_REGROUPED = ("GroupNorm", "GroupNormSiLU", "AddLayerNorm")
 
 
 def implement_requested_norms(
@@ -90,12 +87,17 @@ def has_regrouped_norms(proto: onnx.ModelProto) -> bool:
     Returns:
         true if a native build for TensorRT writes these norms as one node.
     """
-    if any(n.domain == DOMAIN and n.op_type in _REGROUPED for n in proto.graph.node):
+    if any(_is_tuned(n) for n in proto.graph.node):
         return True
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
     return any(n.op_type == "InstanceNormalization" and n.input[0] in reshaped for n in proto.graph.node)
+
+
+def _is_tuned(node: onnx.NodeProto) -> bool:
+    row = function_op_row(node.domain, node.op_type)
+    return row is not None and row.tuned
 
 
 @contextlib.contextmanager

@@ -111,7 +111,8 @@ _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, s
 _SUMMED = (
     "sum = Add (X, residual) wide = Cast <to: int = @stash_type> (sum) front = Constant <value_ints: ints = [0]> ()"
     " view = Unsqueeze (wide, front) scaling = Cast <to: int = @stash_type> (scale)"
-    f" shift = Cast <to: int = @stash_type> (bias) rows = {_ON_THE_LAST} (view, scaling, shift) normal = Squeeze (rows, front) Y = CastLike (normal, X)"
+    f" shift = Cast <to: int = @stash_type> (bias) rows = {_ON_THE_LAST} (view, scaling, shift)"
+    " normal = Squeeze (rows, front) Y = CastLike (normal, X)"
 )
 # Groups are instances of a view.
 _BY_GROUP = (
@@ -269,6 +270,7 @@ ROWS: tuple[NormOp, ...] = (
         "GroupNorm",
         _AFFINE,
         _GROUPS,
+        tuned=True,
         body=f"{_GROUPED} Y = CastLike (shifted, X)",
     ),
     _own_row(
@@ -278,6 +280,7 @@ ROWS: tuple[NormOp, ...] = (
         "epsilon stash_type",
         "Y sum",
         joined=True,
+        tuned=True,
         body=_SUMMED,
     ),
     _own_row(
@@ -305,6 +308,7 @@ ROWS: tuple[NormOp, ...] = (
         _AFFINE,
         _GROUPS,
         joined=True,
+        tuned=True,
         body=f"{_GROUPED} {_OF_SILU}",
     ),
     _own_row(
