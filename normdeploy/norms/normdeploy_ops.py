@@ -147,7 +147,6 @@ _GROUPED = (
     " channels = Shape (scale) mean = Expand (zero, channels) variance = Expand (one, channels) shifted ="
     " BatchNormalization <epsilon: float = 0.0> (normal, wide, moved, mean, variance)"
 )
-_OF_SILU = "gate = Sigmoid (shifted) product = Mul (shifted, gate) Y = CastLike (product, X)"
 _GATED = (
     _SCALED_RMS.replace("{of}", "X").replace("{biased}", "{last}")
     + " gated = Cast <to: int = @stash_type> (gate) opened = Sigmoid (gated)"
@@ -309,7 +308,8 @@ ROWS: tuple[NormOp, ...] = (
         _GROUPS,
         joined=True,
         tuned=True,
-        body=f"{_GROUPED} {_OF_SILU}",
+        # A standard norm in half precision has a result in half precision, so SiLU comes after CastLike.
+        body=f"{_GROUPED} result = CastLike (shifted, X) gate = Sigmoid (result) Y = Mul (result, gate)",
     ),
     _own_row(
         "AdaGroupNorm",
@@ -325,7 +325,7 @@ ROWS: tuple[NormOp, ...] = (
         "X scale shift",
         _GROUPS,
         joined=True,
-        body=f"{_ADAPTED} {_OF_SILU}",
+        body=f"{_ADAPTED} gate = Sigmoid (shifted) product = Mul (shifted, gate) Y = CastLike (product, X)",
     ),
     _own_row(
         "GatedRMSNorm",
