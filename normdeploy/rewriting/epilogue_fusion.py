@@ -28,6 +28,7 @@ from ..graphs.own_op_functions import DOMAIN, JOINED, oldest_opset
 from ..graphs.region import Refusal
 from ..norms.function_bodies import describe_missing
 from ..norms.norm_table import OURS, STANDARD
+from ..option_values import CUDA
 from ..recognition import norm_attributes
 from .adaptive_norms import find_adaptive_norm, write_adaptive_parameters
 from .certification import pair_of, unproved_finding
@@ -97,7 +98,8 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         return _own_op_finding(graph, node, node.outputs[0], target)
     for find in (_match_modulation, _match_residual_add, _match_silu_epilogue, _match_adaptive_norm, _match_gate):
         found = find(graph, node)
-        if found is not None:
+        # onnxruntime's CUDA provider has a good kernel for Add and LayerNormalization. The op's body would prevent it.
+        if found is not None and not (found.op == "AddLayerNorm" and target.wanted.runtime == CUDA):
             return _epilogue_proposal(graph, found, target)
     return _remark_gate_before(graph, node, target)
 

@@ -25,7 +25,8 @@ GROUP_NORM = "GroupNormalization<num_groups = {groups}, epsilon = 1e-5>(x, scale
 # As torch exports it
 EXPORTED = (
     "view = Constant<value_ints = [0, {groups}, -1]>() v = Reshape(x, view)"
-    " u = InstanceNormalization<epsilon = 1e-5>(v, units, zeros) w = Shape(x) n = Reshape(u, w) m = Mul(n, scales) y = Add(m, biases)"
+    " u = InstanceNormalization<epsilon = 1e-5>(v, units, zeros) w = Shape(x) n = Reshape(u, w)"
+    " m = Mul(n, scales) y = Add(m, biases)"
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME
 from onnx import helper, numpy_helper, parser
 
+import normdeploy
 from normdeploy.evaluate import evaluator
 from normdeploy.graphs import own_op_functions
 from normdeploy.graphs.function_ops import attach_functions
@@ -687,3 +688,28 @@ def test_a_copy_behind_a_norm_does_not_give_it_its_module() -> None:
     out, summary = optimize_norms(proto)
     assert [f.module for f in summary.findings] == ["layers.3.norm"]
     assert [p.value for p in out.graph.node[0].metadata_props] == ["layers.3.norm"]
+
+
+def test_the_sum_stays_an_add_for_cuda() -> None:
+    """onnxruntime's CUDA provider fuses it with the norm; the view in the op's body would prevent that."""
+    before = net(ROWS, "y", f"a = Add(x, r) y = {LN}(a, g, b)", opset=21)
+    kept = normdeploy.optimize(before, runtime="onnxruntime", provider="cuda", fuse="portable").model
+    assert [n.op_type for n in kept.graph.node] == ["Add", "LayerNormalization"]
+    joined = normdeploy.optimize(before, runtime="onnxruntime", fuse="portable").model
+    assert own(joined) == ["AddLayerNorm"]
+
+
+def test_onnxruntime_does_not_fuse_the_sum_and_its_norm(tmp_path: Path) -> None:
+    """Its SkipLayerNormalization takes several times as long on a CPU, and loses digits at a large mean."""
+    before = net(ROWS, "y", f"a = Add(x, r) n = {LN}(a, g, b) y = Relu(n)", opset=21)
+    out, _ = optimize_norms(before, fuse="portable")
+    assert own(out) == ["AddLayerNorm"]
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    kernels = []
+    for proto in (before, out):
+        ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        kernels.append({n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node})
+    assert "SkipLayerNormalization" in kernels[0]
+    assert kernels[1] == {"Add", "Unsqueeze", "LayerNormalization", "Squeeze", "Relu"}
