@@ -126,10 +126,7 @@ def _is_slow_group(norm: Norm, runtime: str, excluded: Container[str]) -> bool:
 
     onnxruntime is slow with a LayerNormalization whose scale has fewer elements than a row.
     """
-    if runtime == ANY:
-        measured = USUAL
-    else:
-        measured = runtime
+    measured = str(USUAL) if runtime == ANY else runtime
     rank = len(norm.shape)
     return (
         rank > 2
