@@ -48,7 +48,7 @@ class RewriteOptions:
 
     Attributes:
         runtime: selects among equal standard forms.
-        fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm.
+        fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm, and for group norms.
         opset: opset of the result; None for the file's own opset, or a newer one that a norm's node needs.
         limit: highest opset of the result.
         avoided: standard norm ops that the target does not run. They are not written, and existing nodes of these ops
