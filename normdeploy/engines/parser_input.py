@@ -15,6 +15,7 @@ from ..errors import GraphError
 from ..graphs.declared_inputs import tensor_spec
 from ..model import InputSpec, Shapes, TensorSpec
 from ..norms.function_bodies import calls_by_function, functions_to_rename, rename_colliding_inputs
+from ..norms.third_party import function_op_row
 from ..option_values import TENSORRT
 from ..rewriting import norm_optimizer
 from ..storage.export_record import read_record
@@ -80,16 +81,23 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Check if the file has group norms that normdeploy expanded into onnxruntime's best form (`forms.group_norm`).
+    """Check if the file has norms in onnxruntime's best form (`forms.group_norm`), as nodes or as an own op's body.
     TensorRT instead has one layer for the whole norm.
 
     Returns:
         true if a native build for TensorRT writes these norms as one node.
     """
+    if any(_is_tuned(n) for n in proto.graph.node):
+        return True
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
     return any(n.op_type == "InstanceNormalization" and n.input[0] in reshaped for n in proto.graph.node)
+
+
+def _is_tuned(node: onnx.NodeProto) -> bool:
+    row = function_op_row(node.domain, node.op_type)
+    return row is not None and row.tuned
 
 
 @contextlib.contextmanager

@@ -239,8 +239,9 @@ def _plan_group_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     return _plan_groups(p, node, int(p.attributes(node)["num_groups"]), _affine_parameters(node), silu=False)
 
 
-def _plan_group_norm_silu(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    return _plan_groups(p, node, int(p.attributes(node)["num_groups"]), _affine_parameters(node), silu=True)
+def _plan_own_group_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
+    silu = node.op == "GroupNormSiLU"
+    return _plan_groups(p, node, int(p.attributes(node)["num_groups"]), _affine_parameters(node), silu=silu)
 
 
 def _plan_groups(
@@ -467,7 +468,8 @@ PLANS: dict[str, Callable[[PluginPlanner, gs.Node], PluginPlan]] = {
     f"{DOMAIN}.SigmoidGatedRMSNorm": _plan_gated_norm,
     f"{DOMAIN}.AdaGroupNorm": _plan_ada_group_norm,
     f"{DOMAIN}.AdaGroupNormSiLU": _plan_ada_group_norm,
-    f"{DOMAIN}.GroupNormSiLU": _plan_group_norm_silu,
+    f"{DOMAIN}.GroupNorm": _plan_own_group_norm,
+    f"{DOMAIN}.GroupNormSiLU": _plan_own_group_norm,
     f"{DOMAIN}.ChannelLayerNorm": _plan_instance_norm,
     **{row.name: _plan_quantizing_norm for row in OURS.values() if row.quantizes},
 }

@@ -90,7 +90,7 @@ def write_norm(
     refusal = Refusal("", name)
     for form in FORMS:
         if form is group_norm.write_group_norm:
-            made = group_norm.write_group_norm(graph, norm, runtime, excluded or {})
+            made = group_norm.write_group_norm(graph, norm, runtime, excluded or {}, own=fuse == "portable")
         else:
             made = form(graph, norm, runtime)
         if isinstance(made, NormForm):

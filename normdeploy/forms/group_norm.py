@@ -13,6 +13,9 @@ onnxruntime has no kernel for GroupNormalization. It runs the op's function body
 E[x]² and so loses digits. The other forms are a Reshape to (N, G, −1), then InstanceNormalization, or
 LayerNormalization over the last axis, and a Reshape back. Gamma and beta follow as a BatchNormalization with mean 0 and
 variance 1, or as Mul and Add. Measurements decide which form a runtime gets (`normdeploy.forms.measured_forms`).
+
+normdeploy's own op GroupNorm (``--fuse portable``) has the form with InstanceNormalization as its body. It is written
+if this form is the best, so the norm stays one node and nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,16 +26,20 @@ import numpy as np
 
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, RefusalKind
+from ..norms.norm_table import OURS
+from ..option_values import ANY, USUAL
 from ..recognition.norm_facts import Norm
 from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
 from .norm_writer import (
     NodeWriter,
     NormForm,
+    OpWriter,
     epsilon_for_single,
     format_epsilon,
     inverse_permutation,
     prefers_instances,
+    varies_only_along,
 )
 
 # Form in the table of measurements -> op that computes the norm
@@ -45,17 +52,22 @@ _FORM_OPS = {
 _SCALED = ("float32", "float16")
 
 
-def write_group_norm(graph: Graph, norm: Norm, runtime: str, excluded: Container[str] = ()) -> NormForm | Refusal:
+def write_group_norm(
+    graph: Graph, norm: Norm, runtime: str, excluded: Container[str] = (), *, own: bool = False
+) -> NormForm | Refusal:
     """Write a norm over groups of channels, or a layer norm that the runtime computes faster as InstanceNormalization.
 
     Such a layer norm normalizes all axes but the batch.
 
     Args:
         excluded: standard norm ops that must not be written.
+        own: True to write normdeploy's own op GroupNorm if its body is the runtime's best form.
 
     Returns:
         the form, or a refusal with the reason.
     """
+    if own and _is_slow_group(norm, runtime, excluded):
+        return _write_own(graph, norm, [*range(len(norm.shape))], 1)
     channel = norm.fit.split
     rank = len(norm.shape)
     if (
@@ -73,14 +85,19 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str, excluded: Container
     if not isinstance(size, int) or len(outside) != 1:
         return Refusal("its channels are dynamic, or more than one other axis is not normalized", norm.y.name)
     forms = [form for form, op in _FORM_OPS.items() if op not in excluded] or [*_FORM_OPS]
+    if own:
+        own = _prefers_own(norm, runtime, forms)
     chosen = best_form("GroupNorm", runtime, norm.dtype.name, forms, epsilon=epsilon_for_single(norm))
     if chosen == "standard" and rank == 2:
         chosen = "layer"
     op = _FORM_OPS[chosen].replace("GroupNormalization", "")
-    if not all(_fits_channel_parameter(graph, p, channel, bool(op)) for p in (norm.gamma, norm.beta)):
+    regrouped = bool(op) and not own
+    if not all(_fits_channel_parameter(graph, p, channel, regrouped) for p in (norm.gamma, norm.beta)):
         return Refusal("its scale or shift does not have one value per channel", norm.y.name)
     groups = size // norm.fit.block
     perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
+    if own:
+        return _write_own(graph, norm, perm, groups)
     writer = NodeWriter(graph, norm)
     writer.transpose(perm)
     if op:
@@ -94,6 +111,44 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str, excluded: Container
             "GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={format_epsilon(norm.epsilon)})"
         )
     return result
+
+
+def _prefers_own(norm: Norm, runtime: str, forms: list[str]) -> bool:
+    """Check whether the body of the own op GroupNorm is the best of ``forms``. It computes in float32."""
+    return (
+        norm.dtype.itemsize <= np.dtype(np.float32).itemsize
+        and best_form("GroupNorm", runtime, "float32", forms, epsilon=epsilon_for_single(norm)) == "instance"
+    )
+
+
+def _is_slow_group(norm: Norm, runtime: str, excluded: Container[str]) -> bool:
+    """Check whether a layer norm is a norm of one group of channels that runs faster as the own op GroupNorm.
+
+    onnxruntime is slow with a LayerNormalization whose scale has fewer elements than a row.
+    """
+    measured = str(USUAL) if runtime == ANY else runtime
+    rank = len(norm.shape)
+    return (
+        rank > 2
+        and norm.axes == tuple(range(1, rank))
+        and isinstance(norm.shape[1], int)
+        and norm.dtype.itemsize <= np.dtype(np.float32).itemsize
+        and all(varies_only_along(p, (1,)) and not (p and p.data) for p in (norm.gamma, norm.beta))
+        and "InstanceNormalization" not in excluded
+        and prefers_instances(norm, measured)
+    )
+
+
+def _write_own(graph: Graph, norm: Norm, perm: list[int], groups: int) -> NormForm:
+    """Write normdeploy's own op GroupNorm; ``perm`` begins with the batch and the channels."""
+    channels = (int(norm.shape[perm[1]]),)  # type: ignore[arg-type]
+    writer = OpWriter(graph, norm, OURS["GroupNorm"])
+    writer.transpose(perm)
+    scale = writer.parameter(norm.gamma, channels, 1.0, "scale")
+    bias = writer.parameter(norm.beta, channels, 0.0, "bias")
+    writer.op(scale, bias, epsilon=norm.epsilon, num_groups=groups)
+    writer.transpose(inverse_permutation(perm))
+    return writer.done()
 
 
 def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, channel: int, regrouped: bool) -> bool:

@@ -65,6 +65,7 @@ class NormOp:
         tensorrt: first version of TensorRT whose parser reads the op correctly. TensorRT-RTX reads all norm ops since
             1.4.
         layer: True if TensorRT has one fused layer for the op.
+        tuned: True if the body has views that only onnxruntime needs. A native build for TensorRT writes other nodes.
         body: definition of one of normdeploy's own ops, or of a third-party op, which files contain: nodes in ONNX's
             textual syntax, or a serialized function (`normdeploy.norms.function_bodies`).
         definition: definition of any other op (`normdeploy.norms.interpreter`); None if it has no definition.
@@ -89,6 +90,7 @@ class NormOp:
     plugin: str = ""
     tensorrt: Version = ()
     layer: bool = False
+    tuned: bool = False
     body: str | bytes = field(default="", repr=False)
     definition: Definition | None = field(default=None, repr=False, compare=False)
     package: str = ""

@@ -21,19 +21,21 @@ the trailing axes, and an op without a kernel takes any axes:
 - ClampedRMSNorm: X / max(sqrt(mean(X²)), epsilon) · scale.
 - ChannelLayerNorm: LayerNormalization over axis 1 of (N, C, …), with scale and bias of shape (C,); see ConvNeXt, Liu et
   al. 2022.
+- GroupNorm: GroupNormalization of (N, C, …), with scale and bias of shape (C,); see Wu, He 2018. The body is the form
+  that onnxruntime runs fastest without losing digits (`normdeploy.forms.group_norm`). onnxruntime expands the standard
+  node to E[x²] − E[x]² instead.
 
-The second group are joined ops: a norm and its neighboring ops. Their bodies contain the standard nodes that they
-replaced, which runtimes may fuse themselves:
+The second group are joined ops: a norm and its neighboring ops. Their bodies contain standard nodes, which runtimes may
+fuse themselves:
 
 - AddLayerNorm, AddRMSNorm: the outputs are sum = X + residual, both of one shape, and Y, the norm of the sum over its
   last axis.
 - ModulatedLayerNorm: X̂ · (1 + scale) + shift over the last axis, with scale and shift of shape (B, 1, D); see DiT,
   Peebles, Xie 2022.
-- GroupNormSiLU: y · sigmoid(y) of y = GroupNormalization(X), from opset 21 on.
+- GroupNormSiLU: y · sigmoid(y) of y = GroupNorm(X).
 - AdaGroupNorm: X̂ · scale + shift, with X̂ the GroupNormalization of X without scale and bias. Scale and shift are data
   of shape (N, C, 1, …), or of the shape of X. See Dhariwal, Nichol, "Diffusion Models Beat GANs", 2021, and diffusers'
-  AdaGroupNorm; with as many groups as channels, AdaIN (Huang, Belongie 2017) and SPADE (Park et al. 2019). It always
-  computes in float32, because onnxruntime has no other kernel for InstanceNormalization.
+  AdaGroupNorm; with as many groups as channels, AdaIN (Huang, Belongie 2017) and SPADE (Park et al. 2019).
 - AdaGroupNormSiLU: y · sigmoid(y) of y = AdaGroupNorm(X).
 - GatedRMSNorm: RMSNorm(X) · gate · sigmoid(gate) over the last axis; the gate has the shape of X. Mamba-2 (Dao and Gu
   2024) has such a norm; in this order it is Qwen3-Next's.
@@ -43,6 +45,9 @@ replaced, which runtimes may fuse themselves:
 - LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize: the same ops
   over the last axis, with one scale per row, y_scale = max(max|norm|, least) / largest, in float32. ``largest`` is 127
   for int8 and 448 for float8e4m3fn.
+
+The ops on groups of channels always compute in float32, because onnxruntime has no other kernel for
+InstanceNormalization.
 
 No own op has the name of a standard op. TensorRT's parser looks only at the name, so it would read such a node as the
 standard op.
@@ -69,7 +74,7 @@ def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, *
 
 
 _AFFINE = "X scale bias"
-_GROUPS = "epsilon num_groups stash_type"
+_GROUPS = "epsilon num_groups"
 
 # {mean} and similar fields stand for reductions over the axes. Their nodes depend on the opset
 # (`normdeploy.norms.function_bodies`).
@@ -100,16 +105,48 @@ _SCALED_RMS = (
 )
 _RMS = f"{_SCALED_RMS} Y = CastLike (scaled, X)"
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
-# Groups are instances of a view. The sizes are computed, because a −1 in a Reshape is ambiguous for an empty batch.
+# onnxruntime fuses an Add and a LayerNormalization of rank 3 to SkipLayerNormalization, which takes five times as long
+# and computes E[x²] − E[x]². It does not fuse them if views stand between them. No view follows the norm, because
+# onnxruntime moves a QuantizeLinear before it and has no kernel for views of FP8. The Casts are for half precision:
+# onnxruntime would insert more of them around the views.
+_SUMMED = (
+    "sum = Add (X, residual) wide = Cast <to: int = @stash_type> (sum) front = Constant <value_ints: ints = [0]> ()"
+    " longer = Unsqueeze (wide, front) view = Squeeze (longer, front) scaling = Cast <to: int = @stash_type> (scale)"
+    f" shift = Cast <to: int = @stash_type> (bias) normal = {_ON_THE_LAST} (view, scaling, shift)"
+    " Y = CastLike (normal, X)"
+)
+# Groups are instances of a view.
+_BY_GROUP = (
+    "x = Cast <to: int = 1> (X) whole = Shape (X) {view} one = Constant <value_float: float = 1.0> () ones = Expand"
+    " (one, groups) zero = Constant <value_float: float = 0.0> () zeros = Expand (zero, groups) instances ="
+    " InstanceNormalization <epsilon: float = @epsilon> (rows, ones, zeros) normal = Reshape <allowzero: int = 1>"
+    " (instances, whole)"
+)
+_NUMBER_OF_GROUPS = (
+    "number = Constant <value_int: int = @num_groups> () first = Constant <value_ints: ints = [0]> ()"
+    " groups = Unsqueeze (number, first)"
+)
+# The sizes are computed, because a −1 in a Reshape is ambiguous for an empty batch.
+_COMPUTED_VIEW = (
+    f"samples = Shape <start: int = 0, end: int = 1> (X) rest = Shape <start: int = 1> (X) size = ReduceProd <keepdims:"
+    f" int = 1> (rest) {_NUMBER_OF_GROUPS} length = Div (size, groups) view = Concat <axis: int = 0> (samples, groups,"
+    " length) rows = Reshape <allowzero: int = 1> (x, view)"
+)
+# The view is a constant after onnxruntime's constant folding. A computed view takes 2 µs more for each norm, but also
+# takes an empty batch, which neither torch's export nor GroupNormalization takes in onnxruntime.
+_CONSTANT_VIEW = (
+    f"{_NUMBER_OF_GROUPS} rest = Constant <value_ints: ints = [-1]> () view = Concat <axis: int = 0> (first, groups,"
+    " rest) rows = Reshape (x, view)"
+)
 _ADAPTED = (
-    "x = Cast <to: int = 1> (X) whole = Shape (X) samples = Shape <start: int = 0, end: int = 1> (X) rest = Shape"
-    " <start: int = 1> (X) size = ReduceProd <keepdims: int = 1> (rest) number = Constant <value_int: int ="
-    " @num_groups> () first = Constant <value_ints: ints = [0]> () groups = Unsqueeze (number, first) length = Div"
-    " (size, groups) view = Concat <axis: int = 0> (samples, groups, length) rows = Reshape <allowzero: int = 1> (x,"
-    " view) one = Constant <value_float: float = 1.0> () ones = Expand (one, groups) zero = Constant <value_float:"
-    " float = 0.0> () zeros = Expand (zero, groups) instances = InstanceNormalization <epsilon: float = @epsilon>"
-    " (rows, ones, zeros) normal = Reshape <allowzero: int = 1> (instances, whole) wide = Cast <to: int = 1> (scale)"
-    " scaled = Mul (normal, wide) moved = Cast <to: int = 1> (shift) shifted = Add (scaled, moved)"
+    _BY_GROUP.replace("{view}", _COMPUTED_VIEW) + " wide = Cast <to: int = 1> (scale) scaled = Mul (normal, wide)"
+    " moved = Cast <to: int = 1> (shift) shifted = Add (scaled, moved)"
+)
+# BatchNormalization of mean 0 and variance 1 scales and shifts channels in one pass, at any rank.
+_GROUPED = (
+    _BY_GROUP.replace("{view}", _CONSTANT_VIEW) + " wide = Cast <to: int = 1> (scale) moved = Cast <to: int = 1> (bias)"
+    " channels = Shape (scale) mean = Expand (zero, channels) variance = Expand (one, channels) shifted ="
+    " BatchNormalization <epsilon: float = 0.0> (normal, wide, moved, mean, variance)"
 )
 _GATED = (
     _SCALED_RMS.replace("{of}", "X").replace("{biased}", "{last}")
@@ -229,13 +266,22 @@ ROWS: tuple[NormOp, ...] = (
         " Y = Reshape <allowzero: int = 1> (first, whole)",
     ),
     _own_row(
+        "GroupNorm",
+        "GroupNorm",
+        _AFFINE,
+        _GROUPS,
+        tuned=True,
+        body=f"{_GROUPED} Y = CastLike (shifted, X)",
+    ),
+    _own_row(
         "AddLayerNorm",
         "LayerNorm",
         "X residual scale bias",
         "epsilon stash_type",
         "Y sum",
         joined=True,
-        body=f"sum = Add (X, residual) Y = {_ON_THE_LAST} (sum, scale, bias)",
+        tuned=True,
+        body=_SUMMED,
     ),
     _own_row(
         "AddRMSNorm",
@@ -262,15 +308,15 @@ ROWS: tuple[NormOp, ...] = (
         _AFFINE,
         _GROUPS,
         joined=True,
-        since=21,
-        body="normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int ="
-        " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
+        tuned=True,
+        # A standard norm in half precision has a result in half precision, so SiLU comes after CastLike.
+        body=f"{_GROUPED} result = CastLike (shifted, X) gate = Sigmoid (result) Y = Mul (result, gate)",
     ),
     _own_row(
         "AdaGroupNorm",
         "GroupNorm",
         "X scale shift",
-        "epsilon num_groups",
+        _GROUPS,
         joined=True,
         body=f"{_ADAPTED} Y = CastLike (shifted, X)",
     ),
@@ -278,7 +324,7 @@ ROWS: tuple[NormOp, ...] = (
         "AdaGroupNormSiLU",
         "GroupNorm",
         "X scale shift",
-        "epsilon num_groups",
+        _GROUPS,
         joined=True,
         body=f"{_ADAPTED} gate = Sigmoid (shifted) product = Mul (shifted, gate) Y = CastLike (product, X)",
     ),
@@ -322,7 +368,7 @@ ROWS: tuple[NormOp, ...] = (
         "X residual scale bias",
         "epsilon stash_type",
         "Y sum",
-        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
+        _SUMMED.replace("Y =", "result ="),
     ),
     _quantizing_row(
         f"{DOMAIN}.AddRMSNorm",
@@ -355,7 +401,7 @@ ROWS: tuple[NormOp, ...] = (
         "X residual scale bias",
         "epsilon stash_type least largest",
         "Y y_scale sum",
-        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
+        _SUMMED.replace("Y =", "result ="),
     ),
     _quantizing_row(
         f"{DOMAIN}.AddRMSNorm",

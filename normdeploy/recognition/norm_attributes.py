@@ -33,8 +33,8 @@ from .probe_sizes import bound_regions
 _BOUND = float(np.finfo(np.float32).max)
 # Scale of x at which float64 arithmetic does not see an epsilon.
 _LARGE = 2.0**34
-# Ops whose attribute ``stash_type`` defaults to 1 (float32)
-_STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)
+# Ops that compute in float32 if the node has no ``stash_type``. normdeploy's own ops without this attribute always do.
+_STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes) | OURS.keys()
 
 
 class NormAttributes(TypedDict, total=False):

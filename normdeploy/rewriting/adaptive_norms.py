@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims, is_invented_name
 from ..graphs.graph import Graph
-from .node_queries import channel_values, is_standard_op, silu_nodes, sole_consumer
+from .node_queries import channel_values, is_own_group_norm, is_standard_op, silu_nodes, sole_consumer
 
 # GroupNormalization has one scale per channel from this opset on.
 _SCALE_PER_CHANNEL = 21
@@ -158,7 +158,8 @@ class _ChannelNorm:
 
 def _read_channel_norm(graph: Graph, node: gs.Node) -> _ChannelNorm | None:
     """Read a norm whose mean and variance are those of groups of channels, and whose parameters vary by channel."""
-    if not is_standard_op(node, "GroupNormalization", "InstanceNormalization", "LayerNormalization"):
+    standard = is_standard_op(node, "GroupNormalization", "InstanceNormalization", "LayerNormalization")
+    if not standard and not is_own_group_norm(node):
         return None
     shape, dtype = graph.shape(node.inputs[0]), graph.dtype(node.inputs[0])
     if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
@@ -206,6 +207,8 @@ def _count_groups(graph: Graph, node: gs.Node, shape: Dims) -> int | None:
     """Return the number of groups of a norm over (N, C, …); None for other nodes."""
     attrs = graph.attrs(node)
     channels = shape[1] if isinstance(shape[1], int) else None
+    if is_own_group_norm(node):
+        return int(attrs["num_groups"])
     if node.op == "GroupNormalization":
         return int(attrs["num_groups"]) if graph.opset >= _SCALE_PER_CHANNEL else None
     if node.op == "InstanceNormalization":

@@ -2,7 +2,7 @@
 
 - Add, then a norm over the last axis: AddLayerNorm, AddRMSNorm. The sum stays an output for the residual stream.
 - LayerNormalization with scale 1 + s and bias t, both data: ModulatedLayerNorm (DiT, Peebles and Xie 2022).
-- GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
+- GroupNorm or GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
 - Group or instance norm, then Mul and Add by data, and possibly SiLU: AdaGroupNorm, AdaGroupNormSiLU
   (`normdeploy.rewriting.adaptive_norms`).
 - RMS norm over the last axis, times SiLU or the sigmoid of a tensor of its shape: GatedRMSNorm, SigmoidGatedRMSNorm
@@ -27,12 +27,20 @@ from ..graphs.graph import Graph
 from ..graphs.own_op_functions import DOMAIN, JOINED, oldest_opset
 from ..graphs.region import Refusal
 from ..norms.function_bodies import describe_missing
-from ..norms.norm_table import OURS
+from ..norms.norm_table import OURS, STANDARD
+from ..option_values import CUDA
 from ..recognition import norm_attributes
 from .adaptive_norms import find_adaptive_norm, write_adaptive_parameters
 from .certification import pair_of, unproved_finding
 from .epilogue_rounding_cases import NormGrouping, make_epilogue_trial
-from .node_queries import channel_values, constant_number, is_standard_op, silu_nodes, standard_producer
+from .node_queries import (
+    channel_values,
+    constant_number,
+    is_own_group_norm,
+    is_standard_op,
+    silu_nodes,
+    standard_producer,
+)
 from .proposals import NodeReplacement, Proposal, Remark, RewriteTarget
 from .silu_gates import find_gate, find_gate_before, strip_widening_casts
 
@@ -56,6 +64,7 @@ class EpilogueFusion:
         norm_op: type of the norm node.
         before: op types of the joined nodes before the norm.
         behind: op types of the joined nodes after the norm.
+        differs: True if the op's body computes the norm by other nodes than the norm node.
         views: new nodes before the op that compute an input from a leaf.
     """
 
@@ -70,6 +79,7 @@ class EpilogueFusion:
     norm_op: str
     before: str = ""
     behind: str = ""
+    differs: bool = False
     views: tuple[gs.Node, ...] = ()
 
 
@@ -88,7 +98,8 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         return _own_op_finding(graph, node, node.outputs[0], target)
     for find in (_match_modulation, _match_residual_add, _match_silu_epilogue, _match_adaptive_norm, _match_gate):
         found = find(graph, node)
-        if found is not None:
+        # onnxruntime's CUDA provider has a good kernel for Add and LayerNormalization. The op's body would prevent it.
+        if found is not None and not (found.op == "AddLayerNorm" and target.wanted.runtime == CUDA):
             return _epilogue_proposal(graph, found, target)
     return _remark_gate_before(graph, node, target)
 
@@ -167,26 +178,27 @@ def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
 
 
 def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
-    """Match a GroupNormalization with a scale per channel that only SiLU reads."""
-    if not is_standard_op(node, "GroupNormalization"):
+    """Match a group norm with a scale per channel that only SiLU reads."""
+    standard = is_standard_op(node, "GroupNormalization") and graph.opset >= STANDARD["GroupNormalization"].since
+    if not standard and not is_own_group_norm(node):
         return None
     x, *parameters = node.inputs
     shape = graph.shape(x)
+    dtype = graph.dtype(x)
     attrs = graph.attrs(node)
     y = node.outputs[0]
     activation = silu_nodes(graph, y)
     if not activation or shape is None or len(shape) < 3 or not isinstance(shape[1], int):
+        return None
+    # The op computes in float32.
+    if dtype is None or dtype.itemsize > 4:
         return None
     scale, bias = (_stored_parameter(graph, t, shape[1]) for t in parameters)
     if scale is None or bias is None:
         return None
     epsilon = float(attrs.get("epsilon", 1e-5))
     groups = int(attrs["num_groups"])
-    given: dict[str, float | int] = {
-        "epsilon": epsilon,
-        "num_groups": groups,
-        "stash_type": int(attrs.get("stash_type", 1)),
-    }
+    given: dict[str, float | int] = {"epsilon": epsilon, "num_groups": groups}
     return EpilogueFusion(
         "GroupNormSiLU",
         y,
@@ -198,6 +210,7 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         scale,
         node.op,
         behind=" ".join(n.op for n in activation),
+        differs=standard,
     )
 
 
@@ -229,6 +242,7 @@ def _match_adaptive_norm(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         node.inputs[1],
         node.op,
         behind=" ".join(n.op for n in found.nodes),
+        differs=True,
         views=views,
     )
 
@@ -382,10 +396,9 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
             else unproved_finding(_own_op_finding(graph, node, found.norm, target), failure)
         ),
         opset=oldest_opset(found.op),
-        # If the norm is certified, onnxruntime already ran the nodes of the body, so no trial is needed. The body of an
-        # op that data scale computes the norm by other nodes.
+        # If the norm is certified, onnxruntime already ran the nodes of the body, so no trial is needed.
         trial=None
-        if told.certificate is not None and not found.grouping.scaled
+        if told.certificate is not None and not found.differs
         else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
         revised_entries=() if norm is None else (norm,),
         revise=lambda finding, certificate: _epilogue_finding(finding, found, node, certificate, target.wanted.census),

@@ -263,7 +263,13 @@ class BaselineModel:
             types = infer_types(before)
             self._shapes = {name: dims for name, (_, dims) in types.items() if dims is not None}
             floating = {name: kind for name, (kind, _) in types.items() if kind is not None and kind in FLOATING}
-            self._model = PerturbableModel(before, floating=floating)
+            # One pass of onnxruntime's GroupNormalization may lose more digits than an accurate rewrite. In half
+            # precision it computes in float32, and the expansion would not.
+            if self._unit <= ort_equivalence.UNIT_ROUNDOFF["float32"]:
+                accurate = expand_group_norms(before)
+            else:
+                accurate = None
+            self._model = PerturbableModel(accurate or before, floating=floating)
             self._may_draw = may_draw(before)
             self._edges = find_thresholds(before)
             self._run_all()

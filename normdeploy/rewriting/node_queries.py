@@ -6,6 +6,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
+from ..norms.function_bodies import describe_missing
+from ..norms.norm_table import DOMAIN, OURS
 from ..storage.onnx_domains import is_standard
 
 
@@ -19,6 +21,12 @@ def is_standard_op(node: gs.Node | None, *ops: str) -> bool:
         False for None.
     """
     return node is not None and node.op in ops and is_standard(node)
+
+
+def is_own_group_norm(node: gs.Node) -> bool:
+    """Return True if ``node`` is a complete call of normdeploy's own op GroupNorm."""
+    named = node.domain == DOMAIN and node.op == "GroupNorm"
+    return named and not describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs)
 
 
 def standard_producer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:

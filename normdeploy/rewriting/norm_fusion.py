@@ -219,7 +219,7 @@ def _best_reading(
         if isinstance(reading, RejectedReading):
             refusals.append((reading, None))
             continue
-        made = write_norm(graph, reading, wanted.form_runtime, wanted.fuse, wanted.excluded_ops)
+        made = write_norm(graph, reading, wanted.runtime, wanted.fuse, wanted.excluded_ops)
         if isinstance(made, NormForm) and made.opset > wanted.limit:
             reason = f"its node needs opset {made.opset}, but the file has opset {wanted.limit}"
             made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=RefusalKind.OPSET)
@@ -235,8 +235,8 @@ def _best_reading(
             break
     if not candidates:
         return None, refusals
-    outermost = is_measured(wanted.form_runtime) and (
-        wanted.form_runtime != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in candidates)
+    outermost = is_measured(wanted.runtime) and (
+        wanted.runtime != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in candidates)
     )
     _, norm, form = min(candidates, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals

@@ -87,7 +87,7 @@ def optimize_norms(
             "onnxruntime" and "openvino" write the fastest sound form for it, "onnxruntime-accurate" the most accurate
             (`normdeploy.forms.measured_forms`).
         fuse: "standard" for standard ops only; "portable" also writes this project's own ops with function bodies
-            (`graphs.own_op_functions`) if no standard op expresses a norm.
+            (`graphs.own_op_functions`) if no standard op expresses a norm, and for group norms.
         strict: raise an error if a certificate failed.
         progress: called with (stage, done, total).
         census: store all properties of each norm in its finding (`normdeploy.recognition.norm_attributes`), which takes

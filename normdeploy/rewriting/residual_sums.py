@@ -44,9 +44,9 @@ def propose_residual_sum(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
     if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3:
         return None
     # OpenVINO does not join the two nodes.
-    if target.wanted.form_runtime == OPENVINO:
+    if target.wanted.runtime == OPENVINO:
         return None
-    if best_form(KIND, target.wanted.form_runtime, dtype.name, ("standard", "sum")) != "sum":
+    if best_form(KIND, target.wanted.runtime, dtype.name, ("standard", "sum")) != "sum":
         return None
     summands = [t for t in add.inputs if not graph.is_constant(t)]
     made = graph.make_node("Sum", list(add.inputs), total)

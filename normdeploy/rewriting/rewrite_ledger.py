@@ -48,7 +48,7 @@ class RewriteOptions:
 
     Attributes:
         runtime: selects among equal standard forms.
-        fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm.
+        fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm, and for group norms.
         opset: opset of the result; None for the file's own opset, or a newer one that a norm's node needs.
         limit: highest opset of the result.
         avoided: standard norm ops that the target does not run. They are not written, and existing nodes of these ops
@@ -103,17 +103,6 @@ class RewriteOptions:
             op: f"its node needs opset {since}, but the file has opset {self.limit}" for op, since in newer.items()
         }
         return reasons | {op: f"the target does not run its node {op}" for op in self.avoided}
-
-    @property
-    def form_runtime(self) -> str:
-        """Return the runtime whose measured forms are written.
-
-        Returns:
-            "" to write each norm as a single node, because ``--fuse portable`` joins single nodes.
-        """
-        if self.runtime == "any" and self.fuse == "portable":
-            return ""
-        return self.runtime
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME
 from onnx import helper, numpy_helper, parser
 
+import normdeploy
 from normdeploy.evaluate import evaluator
 from normdeploy.graphs import own_op_functions
 from normdeploy.graphs.function_ops import attach_functions
@@ -390,7 +391,7 @@ def test_joined(name: str) -> None:
 def test_left_alone(name: str) -> None:
     before = net(*LEFT[name])
     out, summary = optimize_norms(before, fuse="portable")
-    assert own(out) == []
+    assert not own_op_functions.JOINED & {*own(out)}
     assert "undone" not in [f.status for f in summary.findings]
     agree(before, out)
 
@@ -405,7 +406,7 @@ def test_swish() -> None:
     before = net(IMAGE, "y", f"n = {GN}(x, scale, bias) y = Swish(n)", opset=24)
     assert own(optimize_norms(before, fuse="portable")[0]) == ["GroupNormSiLU"]
     other = net(IMAGE, "y", f"n = {GN}(x, scale, bias) y = Swish<alpha = 2.0>(n)", opset=24)
-    assert own(optimize_norms(other, fuse="portable")[0]) == []
+    assert own(optimize_norms(other, fuse="portable")[0]) == ["GroupNorm"]
 
 
 def test_a_norm_by_hand_is_one_finding_with_the_errors_of_both_steps() -> None:
@@ -482,12 +483,12 @@ def test_joined_in_a_branch() -> None:
 # What each of the op's outputs is made of wrongly; the certificate has to see it.
 FAULTS = {
     "the sum is x": ("AddLayerNorm", "sum", "Identity", ["X"]),
-    "the norm of x": ("AddLayerNorm", "Y", "LayerNormalization", ["X", "scale", "bias"]),
+    "the norm of x": ("AddLayerNorm", "wide", "Identity", ["X"]),
     "another sum": ("AddLayerNorm", "sum", "Sub", ["X", "residual"]),
     "no one": ("ModulatedLayerNorm", "gain", "Identity", ["scale"]),
     "the shift is not added": ("ModulatedLayerNorm", "Y", "LayerNormalization", ["X", "gain"]),
-    "no gate": ("GroupNormSiLU", "Y", "Identity", ["normal"]),
-    "another gate": ("GroupNormSiLU", "gate", "HardSigmoid", ["normal"]),
+    "no gate": ("GroupNormSiLU", "Y", "Identity", ["result"]),
+    "another gate": ("GroupNormSiLU", "gate", "HardSigmoid", ["result"]),
     "no gate of a norm": ("GatedRMSNorm", "product", "Identity", ["scaled"]),
     "a gate of its sigmoid alone": ("GatedRMSNorm", "silu", "Identity", ["opened"]),
     "a gate through a hard sigmoid": ("GatedRMSNorm", "opened", "HardSigmoid", ["gated"]),
@@ -522,8 +523,8 @@ def test_a_wrong_body_fails_its_certificate(name: str, monkeypatch: pytest.Monke
     given = next(case for case in JOINED.values() if case[0] == op)
     before = net(*given[1:])
     out, summary = optimize_norms(before, fuse="portable")
-    assert own(out) == []
-    assert [f.status for f in summary.findings] == ["kept", "undone"]
+    assert op not in own(out)
+    assert [f.status for f in summary.findings] in (["kept", "undone"], ["fused", "undone"])
     assert summary.findings[1].reason.startswith("its certificate failed: ")
     agree(before, out)
 
@@ -536,19 +537,21 @@ SHAPES = {
     "ModulatedLayerNorm": ((3, 4, 7), (3, 1, 7), (3, 1, 7)),
     "GatedRMSNorm": ((3, 4, 7), (7,), (3, 4, 7)),
     "SigmoidGatedRMSNorm": ((3, 4, 7), (7,), (3, 4, 7)),
+    "GroupNorm": ((3, 8, 5, 2), (8,), (8,)),
     "GroupNormSiLU": ((3, 8, 5, 2), (8,), (8,)),
     "AdaGroupNorm": ((3, 8, 5, 2), (3, 8, 1, 1), (3, 8, 1, 1)),
     "AdaGroupNormSiLU": ((3, 8, 5, 2), (3, 8, 5, 2), (3, 8, 5, 2)),
     "ChannelLayerNorm": ((3, 7, 5, 2), (7,), (7,)),
 }
 KERNEL = {
+    "GroupNorm": {"num_groups": 4, "channels_last": 0},
     "GroupNormSiLU": {"num_groups": 4, "channels_last": 0},
     "AdaGroupNorm": {"num_groups": 4, "spatial": 0},
     "AdaGroupNormSiLU": {"num_groups": 4, "spatial": 1},
     "AddRMSNorm": {"offset": 0.0},
 }
 # They compute in float32 always.
-IN_FLOAT32 = ("AdaGroupNorm", "AdaGroupNormSiLU")
+IN_FLOAT32 = ("GroupNorm", "GroupNormSiLU", "AdaGroupNorm", "AdaGroupNormSiLU")
 
 
 def call(
@@ -599,8 +602,8 @@ def test_bodies_compute_what_the_kernels_references_do(op: str, dtype: type, ops
         np.testing.assert_allclose(e, w, rtol=1e-12, atol=1e-12)
 
 
-# onnxruntime's own function for GroupNormalization can't: its Reshape has a -1 to fill in
-@pytest.mark.parametrize("op", sorted(set(SHAPES) - {"GroupNormSiLU"}))
+# a group norm's Reshape has a -1 to fill in, as in torch's export and in onnxruntime's function for GroupNormalization
+@pytest.mark.parametrize("op", sorted(set(SHAPES) - {"GroupNorm", "GroupNormSiLU"}))
 def test_bodies_take_an_empty_batch(op: str) -> None:
     shapes = tuple((0, *s[1:]) if s[0] == 3 else s for s in SHAPES[op])
     model, arrays, _ = call(op, shapes, np.float32, 21)
@@ -631,8 +634,9 @@ def test_tensorrt_rtx_builds_a_model_of_every_op(tmp_path: Path, dtype: str) -> 
         f" a = normdeploy.AddLayerNorm{row}(n3, r, g, b) n5, c = normdeploy.AddRMSNorm{row}(n4, a, g) z = Add(n5, c) m"
         f" = normdeploy.ModulatedLayerNorm{row}(z, s, t) k = normdeploy.GatedRMSNorm{row}(m, g, x)"
         f" o = normdeploy.SigmoidGatedRMSNorm{row}(k, g, x)"
-        f" v = normdeploy.ChannelLayerNorm{row}(p, scale, bias) u ="
-        " normdeploy.GroupNormSiLU<epsilon = 1e-5, num_groups = 4, stash_type = 1>(v, scale, bias)"
+        f" v = normdeploy.ChannelLayerNorm{row}(p, scale, bias) h ="
+        " normdeploy.GroupNorm<epsilon = 1e-5, num_groups = 2>(v, scale, bias) u ="
+        " normdeploy.GroupNormSiLU<epsilon = 1e-5, num_groups = 4>(h, scale, bias)"
         " d = normdeploy.AdaGroupNorm<epsilon = 1e-5, num_groups = 4>(u, e, e)"
         " w = normdeploy.AdaGroupNormSiLU<epsilon = 1e-5, num_groups = 8>(d, p, p)"
     )
@@ -684,3 +688,29 @@ def test_a_copy_behind_a_norm_does_not_give_it_its_module() -> None:
     out, summary = optimize_norms(proto)
     assert [f.module for f in summary.findings] == ["layers.3.norm"]
     assert [p.value for p in out.graph.node[0].metadata_props] == ["layers.3.norm"]
+
+
+def test_the_sum_stays_an_add_for_cuda() -> None:
+    """onnxruntime's CUDA provider fuses it with the norm; the view in the op's body would prevent that."""
+    before = net(ROWS, "y", f"a = Add(x, r) y = {LN}(a, g, b)", opset=21)
+    kept = normdeploy.optimize(before, runtime="onnxruntime", provider="cuda", fuse="portable").model
+    assert [n.op_type for n in kept.graph.node] == ["Add", "LayerNormalization"]
+    joined = normdeploy.optimize(before, runtime="onnxruntime", fuse="portable").model
+    assert own(joined) == ["AddLayerNorm"]
+
+
+@pytest.mark.parametrize("dims", ["N,4,12", "3,4,12"])
+def test_onnxruntime_does_not_fuse_the_sum_and_its_norm(dims: str, tmp_path: Path) -> None:
+    """Its SkipLayerNormalization takes several times as long on a CPU, and loses digits at a large mean."""
+    before = net({"x": dims, "r": dims}, "y", f"a = Add(x, r) n = {LN}(a, g, b) y = Relu(n)", opset=21)
+    out, _ = optimize_norms(before, fuse="portable")
+    assert own(out) == ["AddLayerNorm"]
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    kernels = []
+    for proto in (before, out):
+        ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        kernels.append({n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node})
+    assert "SkipLayerNormalization" in kernels[0]
+    assert kernels[1] == {"Add", "Unsqueeze", "LayerNormalization", "Squeeze", "Relu"}

@@ -82,8 +82,8 @@ class JudgingOptions:
     fuse: str = option_field(
         "standard",
         "--fuse",
-        "Compare norms with the forms that optimize writes with this --fuse. portable: norms that have no standard op"
-        " become normdeploy's own ops. standard: only ONNX's standard ops are written.",
+        "Compare norms with the forms that optimize writes with this --fuse. portable: norms that have no standard op,"
+        " and group norms, become normdeploy's own ops. standard: only ONNX's standard ops are written.",
         type=Fuse,
     )
 

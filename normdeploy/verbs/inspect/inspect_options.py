@@ -30,8 +30,8 @@ class InspectOptions:
     fuse: str = option_field(
         "standard",
         "--fuse",
-        "Show the rewrites that export and optimize make with this --fuse. portable: norms that have no standard op"
-        " become normdeploy's own ops. standard: only ONNX's standard ops are written.",
+        "Show the rewrites that export and optimize make with this --fuse. portable: norms that have no standard op,"
+        " and group norms, become normdeploy's own ops. standard: only ONNX's standard ops are written.",
         type=Fuse,
     )
     explain: str | None = option_field(

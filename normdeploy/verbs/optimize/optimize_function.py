@@ -104,7 +104,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
         provider: provider of onnxruntime that the forms are chosen for: "cpu" or "cuda". The choice for "cuda" follows
             onnxruntime's documentation, not measurements.
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
-            standard op.
+            standard op and for group norms.
         strict: raise an error if a rewrite fails its proof. If False, the rewrite is undone, and its norm is listed as
             skipped.
         strict_proof: raise an error if a proof is not exact, or if a rewrite turns a number into NaN at an infinite
