@@ -220,9 +220,11 @@ def _find_unchanged_input(op: str, inputs: Sequence[Value | None]) -> Value | No
     """Find the input that an op returns: Identity, or an op of two inputs of which one is a single neutral number."""
     if op == "Identity":
         return inputs[0]
-    if len(inputs) != 2 or inputs[0] is None or inputs[1] is None:
+    if len(inputs) != 2:
         return None
     first, second = inputs
+    if first is None or second is None:
+        return None
     if _is_single_number(second, _NEUTRAL.get(op, _NEUTRAL_SECOND.get(op)), first):
         return first
     if _is_single_number(first, _NEUTRAL.get(op), second):
