@@ -66,6 +66,7 @@ OTHERS: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any], dict[str
     "ChannelLayerNorm": ([IMAGE, VECTOR, VECTOR], {}, {}),
     "AdaGroupNorm": ([IMAGE, CHANNELS, CHANNELS], {"num_groups": 3}, {"spatial": 0}),
     "AdaGroupNormSiLU": ([IMAGE, IMAGE, IMAGE], {"num_groups": 6}, {"spatial": 1}),
+    "GroupNorm": ([IMAGE, VECTOR, VECTOR], {"num_groups": 3}, {"channels_last": 0}),
     "GroupNormSiLU": ([IMAGE, VECTOR, VECTOR], {"num_groups": 3}, {"channels_last": 0}),
 }
 

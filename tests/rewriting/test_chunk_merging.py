@@ -129,7 +129,7 @@ def test_norms_by_hand_are_one(parameters: Callable[[int], dict[str, np.ndarray]
 @pytest.mark.parametrize("shape", ["5, 8, h, w", "5, 8, 6, 7"])
 def test_group_norms_of_chunks_of_the_batch_are_one(shape: str) -> None:
     proto = net(GROUP, shape, [2, 2, 1], 0, lambda i: equal(i, 8))
-    assert optimized(proto, 5, 8, 6, 7, fuse="portable") == ["GroupNormalization"]
+    assert optimized(proto, 5, 8, 6, 7, fuse="portable") == ["GroupNorm"]
 
 
 @pytest.mark.parametrize("norm", [INSTANCE, SHAPES])
