@@ -105,7 +105,9 @@ def describe_verdict(parity: Comparison) -> str:
             return f"NOT verified{_compare_with_proofs(parity)}"
         return NEITHER
     if parity.unrun:
-        left_out = f", except for {', '.join(m.file for m in parity.unrun)}, which was not run,"
+        ran = {result.file for result in parity.results}
+        names = [f"{m.file} in {m.runtime}" if m.file in ran else m.file for m in parity.unrun]
+        left_out = f", except for {', '.join(names)}, which was not run,"
     else:
         left_out = ""
     if parity.up_to is not None:

@@ -137,3 +137,4 @@ def test_a_file_that_web_does_not_take_is_not_run(tmp_path: Path) -> None:
     verdict = normdeploy.verify(tmp_path / "net.onnx", tmp_path / "net.onnx", runners=WEB, seeds=1, prove=False)
     (missing,) = (miss for miss in verdict.not_run if miss.runtime == WEB)
     assert "Could not find an implementation for Where" in missing.reason
+    assert "except for net.onnx in onnxruntime-web, which was not run," in verdict.summarize()
