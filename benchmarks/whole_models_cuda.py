@@ -14,12 +14,12 @@ without TF32, for inputs around 0 and around 1e3 (token ids: 0 alone).
 from __future__ import annotations
 
 import argparse
-import copy
 import datetime
 import json
 import logging
 import tempfile
 import warnings
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ from normdeploy.environment import describe_environment
 from normdeploy.runtimes.ort_runner import OrtRunner, require_cuda
 from normdeploy.verbs.bench.timing import Timing, race_calls
 
+from .whole_models.__main__ import DEFAULT, OFFSETS, PLAIN, errors_of, fed
 from .whole_models.subjects import LIBRARIES, SUBJECTS, Subject
 
 RESULTS = Path(__file__).with_name("results")
-PLAIN, DEFAULT, CUDA = "plain export", "default", "--runtime onnxruntime --provider cuda"
+CUDA = "--runtime onnxruntime --provider cuda"
 BATCHES = (1, 8, 32)
-OFFSETS = (0.0, 1e3)
 SESSIONS = 2
 
 
@@ -74,15 +74,6 @@ def open_session(path: Path) -> ort.InferenceSession:
     return ort.InferenceSession(str(path), options, providers=["CUDAExecutionProvider"])
 
 
-def feeds_of(session: ort.InferenceSession, args: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
-    """Pair inputs with their names.
-
-    Returns:
-        name -> array.
-    """
-    return {i.name: a.numpy() for i, a in zip(session.get_inputs(), args, strict=True)}
-
-
 def bind_run(session: ort.InferenceSession, args: tuple[torch.Tensor, ...]) -> Any:
     """Put inputs and outputs into the GPU's memory.
 
@@ -90,7 +81,7 @@ def bind_run(session: ort.InferenceSession, args: tuple[torch.Tensor, ...]) -> A
         a function that runs the session once.
     """
     binding = session.io_binding()
-    held = {n: ort.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in feeds_of(session, args).items()}
+    held = {n: ort.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in fed(session, args).items()}
     for name, value in held.items():
         binding.bind_ortvalue_input(name, value)
     for output in session.get_outputs():
@@ -119,18 +110,9 @@ def measure_errors(subject: Subject, files: dict[str, Path]) -> dict[str, list[f
     Returns:
         name -> error at each offset.
     """
-    exact = copy.deepcopy(subject.build()).double()
-    errors: dict[str, list[float]] = {name: [] for name in files}
-    for offset in OFFSETS if subject.images else OFFSETS[:1]:
-        torch.manual_seed(0)
-        given = tuple(a + offset if a.is_floating_point() else a for a in subject.args(1))
-        with torch.no_grad():
-            want = exact(*(a.double() if a.is_floating_point() else a for a in given)).numpy()
-        for name, path in files.items():
-            with OrtRunner(path, provider="cuda") as runner:
-                found = next(iter(runner.infer(feeds_of(runner.session, given)).values()))
-            errors[name].append(float(np.abs(found - want).max() / np.abs(want).max()))
-    return errors
+    with ExitStack() as stack:
+        runners = {name: stack.enter_context(OrtRunner(path, provider="cuda")) for name, path in files.items()}
+        return errors_of(subject, {name: runner.session for name, runner in runners.items()})
 
 
 def measure(subject: Subject, rounds: int) -> dict[str, Any]:

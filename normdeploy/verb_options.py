@@ -378,8 +378,8 @@ class ConversionOptions:
     fuse: str = option_field(
         "standard",
         "--fuse",
-        "portable: use normdeploy's own ops for norms that have no standard op, and for group norms. Every runtime can"
-        " run the bodies of these ops. standard: write only ONNX's standard ops.",
+        "portable: use normdeploy's own ops for norms that have no standard op, and for group norms. Runtimes that"
+        " read functions run the bodies of these ops. standard: write only ONNX's standard ops.",
         type=Fuse,
     )
 

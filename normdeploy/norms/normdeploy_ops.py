@@ -1,10 +1,10 @@
 """List normdeploy's own ops (domain ``normdeploy``), a row per op, with function bodies in standard ops.
 
 Own ops express norms that no single standard node can express. They are written on request (``--fuse portable``). The
-file contains the function body, so every runtime can run the op. A runtime with a fused kernel for the op uses the
-kernel instead. Own ops compute in the dtype ``stash_type`` (1: float32, 11: float64), and only the result is rounded to
-the dtype of X. The float64 evaluation and the prover use the body too, so there is no second definition that could
-differ.
+file contains the function body, so every runtime that reads functions can run the op. A runtime with a fused kernel for
+the op uses the kernel instead. Own ops compute in the dtype ``stash_type`` (1: float32, 11: float64), and only the
+result is rounded to the dtype of X. The float64 evaluation and the prover use the body too, so there is no second
+definition that could differ.
 
 The first group are norms over ``axes``, with a scale, and often a bias, that broadcasts to X. An op with a kernel needs
 the trailing axes, and an op without a kernel takes any axes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-from ..environment import library_versions
+from ..environment import NODE, WEB, library_versions
 from ..errors import GraphError, InputError, NormdeployError
 from ..norms.norm_table import ROWS
 from ..runtimes.trt_runner import is_engine
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Libraries whose versions a verdict names.
 _RUNTIMES = (
     *("normdeploy", "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino"),
-    *("onnxruntime-web", "node"),
+    *(WEB, NODE),
 )
 # Rules of ``check`` that a norm breaks if it is neither one node nor folded.
 _NOT_FUSED = ("decomposed", "unfolded", "refused")

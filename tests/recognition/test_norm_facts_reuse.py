@@ -109,10 +109,23 @@ def test_what_differs_in_more_is_no_like(second: Kind, guesses: list[bool]) -> N
     assert summary.findings[1].axes == ((1,) if second[3] == -1 else (0,))
 
 
-@pytest.mark.parametrize(("first", "second"), [(0.0, 1e-12), (1e-12, 0.0), (0.0, 1e-25), (1e-25, 1e-5)])
-def test_an_epsilon_is_not_taken_from_a_norm_whose_epsilon_shows_nowhere(first: float, second: float) -> None:
-    summary = optimized([drawn(1, epsilon=first), drawn(2, epsilon=second)])
-    assert [f.epsilon for f in summary.findings] == [np.float32(first), np.float32(second)]
+@pytest.mark.parametrize(("first", "second"), [(0.0, 1e-12), (0.0, 1e-20), (1e-12, 0.0)])
+@pytest.mark.parametrize("leaf", ["x", "a"], ids=["one leaf", "another leaf"])
+def test_an_epsilon_is_not_taken_from_a_norm_whose_epsilon_shows_nowhere(
+    first: float, second: float, leaf: str
+) -> None:
+    norm = (
+        "u{i} = ReduceMean({x}, axis) d{i} = Sub({x}, u{i}) q{i} = Mul(d{i}, d{i}) v{i} = ReduceMean(q{i}, axis)"
+        " w{i} = Add(v{i}, e{i}) r{i} = Sqrt(w{i}) n{i} = Div(d{i}, r{i})"
+    )
+    nodes = f"{norm.format(i=0, x='x')} a = Relu(n0) {norm.format(i=1, x=leaf)} y = Add(n0, n1)"
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]> g (float[4, 6] x) => (float[4, 6] y)
+        <float e0 = {{{first}}}, float e1 = {{{second}}}, int64[1] axis = {{-1}}> {{ {nodes} }}"""
+    )
+    _, summary = optimize_norms(proto)
+    assert [f.status for f in summary.findings] == ["fused", "fused"]
+    assert [np.float32(f.epsilon or 0) for f in summary.findings] == [np.float32(first), np.float32(second)]
 
 
 PLAIN_ROWS = """

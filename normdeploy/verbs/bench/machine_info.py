@@ -6,10 +6,10 @@ import os
 import platform
 from dataclasses import dataclass
 
-from ...environment import describe_environment
+from ...environment import NODE, WEB, describe_environment
 
 _LIBRARIES = (
-    *("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino", "onnxruntime-web", "node"),
+    *("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "openvino", WEB, NODE),
     *("onnx", "normdeploy"),
 )
 

@@ -19,21 +19,9 @@ from normdeploy.environment import NODE, WEB
 from tests.quantized_files import conv, quantized
 from tests.support import parsed
 
+from .test_runtime_blame import IDS, Normed
+
 pytestmark = pytest.mark.usefixtures("web")
-
-IDS = torch.randint(1, 50, (4, 8), generator=torch.Generator().manual_seed(0))
-
-
-class Normed(nn.Module):
-    """A norm and a linear layer, with a scalar output besides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.head(self.norm(x)), x.mean()
 
 
 class Truncated(nn.Module):
